@@ -1,0 +1,1 @@
+"""ap-search: which parallel strategy should train this model on this cluster."""

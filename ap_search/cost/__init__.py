@@ -1,0 +1,1 @@
+"""Cost kernels: pure functions of numbers that broadcast over plans."""

@@ -1,0 +1,1 @@
+"""Plans, tables of plans, rank meshes and stage layouts."""

@@ -1,0 +1,157 @@
+"""Frozen records of what was found: memory, time, traffic, violations, rejections, ranked plans."""
+
+from dataclasses import dataclass
+
+from ap_search.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Model state of one class of parameters on one device, bytes."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the three."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What one device of a pipeline stage holds at its worst moment, bytes; the parts sum to `total_bytes`."""
+
+    stage: int
+    moment: str
+    shared: StateBytes
+    expert: StateBytes
+    router_bytes: int
+    activations_bytes: int
+    dispatch_bytes: int
+    logits_bytes: int
+    buffers_bytes: int
+    reserve_bytes: int
+    largest: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all parts."""
+        return (
+            self.shared.total_bytes
+            + self.expert.total_bytes
+            + self.router_bytes
+            + self.activations_bytes
+            + self.dispatch_bytes
+            + self.logits_bytes
+            + self.buffers_bytes
+            + self.reserve_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Memory of every pipeline stage against the limit of one device."""
+
+    limit_bytes: int
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest stage, bytes."""
+        return max(stage.total_bytes for stage in self.stages)
+
+    @property
+    def peak_stage(self) -> StageMemory:
+        """The stage that needs the most."""
+        return max(self.stages, key=lambda stage: stage.total_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Exposed seconds of one step on its critical stage; the parts sum to the step."""
+
+    attention_s: float
+    dense_ffn_s: float
+    router_s: float
+    dispatch_s: float
+    expert_s: float
+    combine_s: float
+    shared_expert_s: float
+    head_s: float
+    recompute_s: float
+    tp_comm_s: float
+    cp_comm_s: float
+    pp_comm_s: float
+    bubble_s: float
+    dp_comm_s: float
+    optimizer_s: float
+    other_s: float
+    imbalance_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the busiest device of the critical stage sends in one step, itself left out, bytes."""
+
+    dispatch_bytes: int
+    combine_bytes: int
+    tp_bytes: int
+    cp_bytes: int
+    pp_bytes: int
+    dp_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One change that would help, and by how much."""
+
+    change: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One rule that one plan breaks: what it demands, what is allowed, and the nearest legal values."""
+
+    rule_id: str
+    message: str
+    demand: float
+    bound: float
+    unit: str
+    levers: tuple[Lever, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """One rule that dropped plans from a search: how many, one example, what would help."""
+
+    rule_id: str
+    count: int
+    message: str
+    example: str
+    levers: tuple[Lever, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """One plan with its price; `rank` is 1 for the best, 0 outside a ranking."""
+
+    rank: int
+    name: str
+    plan: Plan
+    feasible: bool
+    violations: tuple[Violation, ...]
+    step_time_s: float
+    tokens_per_s_per_device: float
+    model_flops_per_s_per_device: float
+    mfu_ratio: float
+    memory: MemoryBreakdown
+    time: TimeBreakdown
+    traffic: Traffic
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest stage, bytes."""
+        return self.memory.peak_bytes

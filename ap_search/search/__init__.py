@@ -1,0 +1,1 @@
+"""Domains, rules, solver, ranking and explanation."""

@@ -1,0 +1,1 @@
+"""Reading models, clusters, software profiles, jobs and loads: the only readers of YAML and JSON."""

@@ -1,0 +1,137 @@
+"""What a cluster is, as plain frozen values: device peaks, levels of network, fitted constants."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Collective(StrEnum):
+    """Collectives that have fitted constants of their own."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "alltoall"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the network, from the scale-up domain outwards.
+
+    Attributes
+    ----------
+    name : str
+        `scale-up`, `network` or `rack edge`.
+    size : int
+        Devices that one domain of this level holds; 0 for the outermost, which holds all.
+    bytes_per_s : float
+        Per device and direction, specification.
+    efficiency_ratio : float
+        Share of `bytes_per_s` that large transfers reach, 0..1.
+    latency_s : float
+        Added per collective that crosses this level and per doubling of the domains it spans.
+    pair_bytes_per_s : float
+        Between two devices of the domain, per direction: less than `bytes_per_s` on a full mesh of direct links
+        (MI300X, Ascend A2), equal to it behind a switch.
+    """
+
+    name: str
+    size: int
+    bytes_per_s: float
+    efficiency_ratio: float
+    latency_s: float
+    pair_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFit:
+    """Constants of `t = a + w/B + c*sqrt(w)` for one collective over `ranks` devices of one scale-up domain."""
+
+    collective: Collective
+    ranks: int
+    latency_s: float
+    bytes_per_s: float
+    sqrt_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmFit:
+    """Constants of the dense GEMM roofline `max(flops/(peak*e), bytes/(hbm*h)) + t0`; `wgrad_ratio` scales e for dW."""
+
+    efficiency_ratio: float
+    hbm_efficiency_ratio: float
+    launch_s: float
+    wgrad_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedGemmFit:
+    """Constants of the grouped GEMM: efficiency `e*r/(r+r0)` at r rows per expert; dW reaches a share of it by rows."""
+
+    efficiency_ratio: float
+    rows_half: float
+    hbm_efficiency_ratio: float
+    launch_s: float
+    wgrad_rows: tuple[float, ...]
+    wgrad_ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionFit:
+    """Constants of fused attention: efficiency `e * s/(s+s0) * u/(u+w0)`, u work items per multiprocessor."""
+
+    efficiency_ratio: float
+    seq_half: float
+    work_half: float
+    launch_s: float
+    backward_time_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchFit:
+    """Constants of deduplicating dispatchers (DeepEP): the slower of two resources plus a latency."""
+
+    scale_up_bytes_per_s: float
+    network_bytes_per_s: float
+    dispatch_latency_s: float
+    combine_latency_s: float
+    sms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One kind of cluster: a device, how devices hang together, and what they reach.
+
+    `peak_flops_per_s` of a precision the device lacks is 0. `devices_per_domain` is how many devices of a scale-up domain
+    a job takes (64 of an NVL72 rack, usually): ranks fill domains in that number. `assumed` names the keys that were
+    filled by a default, `sources` the origin of each key, `provenance` says per fit `calibrated` or `default`.
+    """
+
+    name: str
+    device: str
+    device_memory_bytes: int
+    peak_bf16_flops_per_s: float
+    peak_fp8_flops_per_s: float
+    hbm_bytes_per_s: float
+    sm_count: int
+    devices_per_domain: int
+    levels: tuple[Level, ...]
+    gemm: GemmFit
+    gemm_fp8: GemmFit
+    grouped_gemm: GroupedGemmFit
+    attention: AttentionFit
+    dispatch: DispatchFit
+    collectives: tuple[CollectiveFit, ...]
+    reserve_bytes: int
+    assumed: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+    provenance: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def scale_up(self) -> Level:
+        """The innermost level (NVLink, xGMI, HCCS or UB domain)."""
+        return self.levels[0]
+
+    @property
+    def network(self) -> Level:
+        """The level that joins scale-up domains (InfiniBand, RoCE, or beyond an NVL72 rack's edge)."""
+        return self.levels[-1]
