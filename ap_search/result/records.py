@@ -1,4 +1,4 @@
-"""Frozen records of what was found: memory, time, traffic, violations, rejections, ranked plans."""
+"""Frozen records of one plan's price: memory, time, traffic, violations; and of why plans were dropped."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,10 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What one device of a pipeline stage holds at its worst moment, bytes; the parts sum to `total_bytes`."""
+    """What one device of a pipeline stage holds at its worst moment, bytes; the parts sum to `total_bytes`.
+
+    `router_bytes` is the router's weights, gradients and optimizer state; `largest` names the largest tensors.
+    """
 
     stage: int
     moment: str
@@ -136,7 +139,10 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """One plan with its price; `rank` is 1 for the best, 0 outside a ranking."""
+    """One plan with its price; `rank` is 1 for the best, 0 outside a ranking.
+
+    `stage_times_s` is the busy time of each pipeline stage in one step (bubbles left out), seconds; empty if unknown.
+    """
 
     rank: int
     name: str
@@ -150,6 +156,7 @@ class PricedPlan:
     memory: MemoryBreakdown
     time: TimeBreakdown
     traffic: Traffic
+    stage_times_s: tuple[float, ...] = ()
 
     @property
     def peak_memory_bytes(self) -> int:
