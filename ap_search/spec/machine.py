@@ -1,5 +1,6 @@
 """What a cluster is, as plain frozen values: device peaks, levels of network, fitted constants."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,12 +27,17 @@ class Level:
     bytes_per_s : float
         Per device and direction, specification.
     efficiency_ratio : float
-        Share of `bytes_per_s` that large transfers reach, 0..1.
+        Share of `bytes_per_s` that large ring collectives and messages reach, 0..1.
     latency_s : float
-        Added per collective that crosses this level and per doubling of the domains it spans.
+        One hop over a link of this level, from one device to the next.
     pair_bytes_per_s : float
         Between two devices of the domain, per direction: less than `bytes_per_s` on a full mesh of direct links
         (MI300X, Ascend A2), equal to it behind a switch.
+    alltoall_efficiency_ratio : float
+        Share of `bytes_per_s` that a large all-to-all over this level reaches, 0..1.
+    domain_bytes_per_s : float
+        What the members of one group in one inner domain drive across this level together in a ring or tree
+        collective, at most; infinite when only their own links bound it.
     """
 
     name: str
@@ -40,6 +46,8 @@ class Level:
     efficiency_ratio: float
     latency_s: float
     pair_bytes_per_s: float
+    alltoall_efficiency_ratio: float = 0.93
+    domain_bytes_per_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +109,11 @@ class DispatchFit:
 class Machine:
     """One kind of cluster: a device, how devices hang together, and what they reach.
 
-    `peak_flops_per_s` of a precision the device lacks is 0. `devices_per_domain` is how many devices of a scale-up domain
-    a job takes (64 of an NVL72 rack, usually): ranks fill domains in that number. `assumed` names the keys that were
-    filled by a default, `sources` the origin of each key, `provenance` says per fit `calibrated` or `default`.
+    `peak_flops_per_s` of a precision the device lacks is 0. `devices_per_domain` is how many devices of a scale-up
+    domain a job takes (64 of an NVL72 rack, usually): ranks fill domains in that number. `assumed` names the keys that
+    were filled by a default, `sources` the origin of each key, `provenance` says per fit `calibrated` (fitted on
+    measurements of this device), `derived` (another device's constants, or a measured plateau, carried over) or
+    `default`.
     """
 
     name: str
@@ -118,6 +128,7 @@ class Machine:
     gemm: GemmFit
     gemm_fp8: GemmFit
     grouped_gemm: GroupedGemmFit
+    grouped_gemm_fp8: GroupedGemmFit
     attention: AttentionFit
     dispatch: DispatchFit
     collectives: tuple[CollectiveFit, ...]
@@ -135,3 +146,18 @@ class Machine:
     def network(self) -> Level:
         """The level that joins scale-up domains (InfiniBand, RoCE, or beyond an NVL72 rack's edge)."""
         return self.levels[-1]
+
+    def domain_size(self, world: int) -> int:
+        """How many consecutive ranks of a job of `world` devices share one scale-up domain, devices.
+
+        Parameters
+        ----------
+        world : int
+            Devices of the job, 1 or more.
+
+        Returns
+        -------
+        int
+            `world` when it fits into one domain (72 devices in one NVL72 rack), else `devices_per_domain` (64 of each).
+        """
+        return world if world <= self.scale_up.size else self.devices_per_domain
