@@ -12,7 +12,7 @@ class AttentionKind(StrEnum):
 
 
 class QkNorm(StrEnum):
-    """What the norm on queries and keys spans: nothing, one head (Qwen3), or the whole projection (OLMoE, MiniMax-M2)."""
+    """What the norm on queries and keys spans: nothing, one head (Qwen3), or the whole projection (OLMoE)."""
 
     NONE = "none"
     HEAD = "head"
@@ -25,7 +25,10 @@ class Attention:
 
     `qk_head_dim` is the width of one query (and key) head, for MLA the sum of its no-rope and rope parts;
     `window` is the number of keys a query sees at most (0: all earlier ones); `index_topk` likewise for sparse
-    attention that picks its keys by a small indexer (DeepSeek-V3.2 style; 0: none).
+    attention that picks its keys by a small indexer (DeepSeek-V3.2 style; 0: none). `q_lora_rank` with GQA is a
+    low-rank query projection. `output_gate` multiplies the heads' output by a gate of the same width, `head_gate` by
+    one number per head. `key_is_value` layers have no value projection; `kv_from_below` layers take keys and values
+    of the nearest layer below that makes its own.
     """
 
     kind: AttentionKind = AttentionKind.GQA
@@ -41,6 +44,9 @@ class Attention:
     out_bias: bool = False
     qk_norm: QkNorm = QkNorm.NONE
     output_gate: bool = False
+    head_gate: bool = False
+    key_is_value: bool = False
+    kv_from_below: bool = False
     sink: bool = False
     index_heads: int = 0
     index_head_dim: int = 0
@@ -90,8 +96,8 @@ class MoeFfn:
 
     `shared_width` is the total width of all shared experts; `latent_width` replaces the hidden size for the routed
     experts where the model projects down first (0: it does not); `num_groups`/`topk_groups` describe group-limited
-    routing (1: none); `router_bias` is a trained bias on the logits; `score_bias` the auxiliary-loss-free buffer that is
-    not a parameter.
+    routing (1: none); `router_bias` is a trained bias on the logits; `score_bias` the auxiliary-loss-free buffer that
+    is not a parameter.
     """
 
     num_experts: int
@@ -135,7 +141,9 @@ class Model:
     layers : tuple of int
         For each decoder layer, bottom to top, its index into `kinds`.
     mtp_layers : int
-        Multi-token-prediction modules after the last layer, each a layer of the last layer's kind plus a projection.
+        Multi-token-prediction modules after the last layer, each one layer plus a projection.
+    mtp_kind_index : int or None
+        Index into `kinds` of the layer that an MTP module holds, None for the last layer's kind.
     norm_params_per_element : int
         1 for RMSNorm (weight), 2 for LayerNorm (weight and bias).
     learned_positions : int
@@ -153,6 +161,7 @@ class Model:
     kinds: tuple[LayerKind, ...]
     layers: tuple[int, ...]
     mtp_layers: int = 0
+    mtp_kind_index: int | None = None
     norm_params_per_element: int = 1
     learned_positions: int = 0
     max_positions: int = 0
@@ -168,8 +177,8 @@ class Model:
 
     @property
     def mtp_kind(self) -> LayerKind:
-        """The layer kind that an MTP module repeats: the last layer's."""
-        return self.kinds[self.layers[-1]]
+        """The layer kind that an MTP module holds: the last layer's unless the model names another."""
+        return self.kinds[self.layers[-1] if self.mtp_kind_index is None else self.mtp_kind_index]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
