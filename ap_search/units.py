@@ -25,6 +25,11 @@ def mib_to_bytes(mib: float) -> int:
     return int(mib * MIB)
 
 
+def gb_to_bytes(gb: float) -> int:
+    """Bytes in `gb` gigabytes (10^9 bytes each), rounded down."""
+    return int(gb * 1e9)
+
+
 def bytes_to_gib(size_bytes: float) -> float:
     """Gibibytes (2^30 bytes) in `size_bytes` bytes."""
     return size_bytes / GIB
@@ -40,6 +45,11 @@ def gbyte_to_bytes_per_s(gbyte_per_s: float) -> float:
     return gbyte_per_s * 1e9
 
 
+def tb_to_bytes_per_s(tb_per_s: float) -> float:
+    """Bytes per second in `tb_per_s` terabytes (10^12 bytes) per second."""
+    return tb_per_s * 1e12
+
+
 def tflops_to_flops_per_s(tflops: float) -> float:
     """Floating-point operations per second in `tflops` TFLOP/s (10^12)."""
     return tflops * 1e12
@@ -48,3 +58,23 @@ def tflops_to_flops_per_s(tflops: float) -> float:
 def us_to_s(microseconds: float) -> float:
     """Seconds in `microseconds`."""
     return microseconds * 1e-6
+
+
+def ns_to_s(nanoseconds: float) -> float:
+    """Seconds in `nanoseconds`."""
+    return nanoseconds * 1e-9
+
+
+def bytes_per_s_to_gbyte(bytes_per_s: float) -> float:
+    """Gigabytes (10^9 bytes) per second in `bytes_per_s`."""
+    return bytes_per_s / 1e9
+
+
+def bytes_per_s_to_gbit(bytes_per_s: float) -> float:
+    """Gigabits (10^9 bits) per second in `bytes_per_s`."""
+    return bytes_per_s * 8 / 1e9
+
+
+def flops_per_s_to_tflops(flops_per_s: float) -> float:
+    """TFLOP/s (10^12 floating-point operations per second) in `flops_per_s`."""
+    return flops_per_s / 1e12
