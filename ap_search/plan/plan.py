@@ -5,7 +5,7 @@ from enum import IntEnum, IntFlag
 
 
 class Sharding(IntEnum):
-    """What the data-parallel group shards: nothing, optimizer, + gradients, + weights, or weights inside a node only."""
+    """What the data-parallel group shards: nothing, optimizer, + gradients, + weights, or weights in a node only."""
 
     NONE = 0
     ZERO1 = 1
@@ -34,7 +34,7 @@ class Schedule(IntEnum):
 
 
 class Recompute(IntFlag):
-    """Modules whose forward is repeated in the backward pass (Megatron's module names); FULL is every layer, uniform 1."""
+    """Modules whose forward is repeated in the backward pass (Megatron's names); FULL is every layer, uniform 1."""
 
     NONE = 0
     CORE_ATTN = 1
@@ -51,8 +51,9 @@ class Recompute(IntFlag):
 class Layout:
     """How decoder layers lie on virtual stages.
 
-    `chunk_layers[c*pp + s]` is the number of consecutive layers of chunk c on stage s, bottom to top. The embedding lies
-    on the first virtual stage, MTP modules, final norm and head on the last. `even` says that it follows from dividing.
+    `chunk_layers[c*pp + s]` is the number of consecutive layers of chunk c on stage s, bottom to top. The embedding
+    lies on the first virtual stage, MTP modules, final norm and head on the last. `even` says that it follows from
+    dividing.
     """
 
     pp: int
