@@ -39,6 +39,8 @@ from ap_search.units import (
 _MEMORY = ("usable_mib", "hbm_gib", "hbm_gb")
 _FITS = ("gemm", "gemm_fp8", "grouped_gemm", "grouped_gemm_fp8", "attention", "dispatch")
 _NOT_VALUES = ("name", "device", "sources", "assumed", *_MEMORY)
+# Their defaults say "nothing special here" and change no figure.
+_PLAIN = ("network_name", "scale_up_size", "network_domain_gbyte_per_s")
 
 
 def load_cluster(source: str | Path) -> Machine:
@@ -211,8 +213,17 @@ def _missing_collectives(file: ClusterFile) -> tuple[str, ...]:
 
 
 def _assumed(file: ClusterFile) -> tuple[str, ...]:
-    """Keys filled by a default, section keys after their dot, and keys that the file itself calls assumptions."""
-    absent = [key for key in _value_keys() if key not in file.model_fields_set and key != "collectives"]
+    """Keys filled by a default, section keys after their dot, and keys that the file itself calls assumptions.
+
+    Constants of fp8 are left out where the device has none.
+    """
+    silent = (
+        *file.model_fields_set,
+        *_PLAIN,
+        "collectives",
+        *(() if file.fp8_tflops else ("gemm_fp8", "grouped_gemm_fp8")),
+    )
+    absent = [key for key in _value_keys() if key not in silent]
     inner: list[str] = []
     for name in _FITS:
         section = getattr(file, name)
