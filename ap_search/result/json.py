@@ -7,6 +7,7 @@ from typing import Any
 
 from ap_search import __version__
 from ap_search.plan.plan import Plan
+from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text
 from ap_search.result.records import MemoryBreakdown, PricedPlan, StageMemory
 
 JSON_SCHEMA_VERSION = 1
@@ -37,8 +38,6 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
 
 def _axes_json(plan: Plan) -> dict[str, Any]:
     """Turn a plan's axes and knobs into an object; stages of an interleaved plan also chunk by chunk."""
-    from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text  # noqa: PLC0415
-
     axes: dict[str, Any] = {name: getattr(plan, name) for name in _PLAN_NUMBERS}
     axes |= {
         "sequence_parallel": plan.sequence_parallel,
