@@ -73,6 +73,4 @@ class PlanTable:
             for name in cls.columns()
             if name != "layout"
         }
-        return cls(
-            **columns, layout=np.array([number[plan.layout] for plan in plans], dtype=np.int64), layouts=layouts
-        )
+        return cls(**columns, layout=np.array([number[plan.layout] for plan in plans], dtype=np.int64), layouts=layouts)

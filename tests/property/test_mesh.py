@@ -72,15 +72,11 @@ def test_groups_of_different_axes_of_one_mesh_share_at_most_one_rank(plan: Plan)
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    batch=st.lists(plans(), min_size=1, max_size=4), domain_size=st.sampled_from([1, 2, 3, 4, 8, 72]), data=st.data()
-)
-def test_placement_equals_the_count_over_listed_groups(
-    batch: list[Plan], domain_size: int, data: st.DataObject
-) -> None:
-    group = data.draw(st.sampled_from(GROUPS))
-    for world in {world_of(plan) for plan in batch}:
-        same = [plan for plan in batch if world_of(plan) == world]
+@given(batch=st.lists(plans(), min_size=1, max_size=3), domain_size=st.sampled_from([1, 2, 3, 4, 8, 72]))
+def test_placement_equals_the_count_over_listed_groups(batch: list[Plan], domain_size: int) -> None:
+    world = world_of(batch[0])
+    same = [plan for plan in batch if world_of(plan) == world]
+    for group in GROUPS:
         found = plan_placement(PlanTable.from_plans(same), group=group, domain_size=domain_size, world=world)
         expected = [count_worst(rank_groups(plan, group=group), domain_size) for plan in same]
         assert list(zip(found.members_per_domain.tolist(), found.domains.tolist(), strict=True)) == expected

@@ -66,6 +66,9 @@ def test_padded_layout_leaves_the_last_stages_empty() -> None:
         pytest.param([3.0, 1.0, 1.0, 1.0], 0.0, 0.0, 2, 1, "1+3", id="one heavy layer against three light ones"),
         pytest.param([1.0, 1.0, 1.0, 3.0], 0.0, 0.0, 2, 1, "3+1", id="the heavy layer last"),
         pytest.param([1.0] * 7, 0.0, 5.0, 2, 2, "2x3+1", id="virtual stages in order, the last one short"),
+        pytest.param(
+            [1.0, 5.0, 2.0, 3.0], 0.0, 0.0, 3, 1, "1x2+2", id="1 5 5 before 6 2 3, though its squares sum to more"
+        ),
         pytest.param([1.0] * 3, 9.0, 9.0, 3, 1, "1x3", id="never an empty stage"),
         pytest.param([1.0] * 5, 1.0, 2.0, 1, 1, "5", id="one stage carries both extras"),
         pytest.param([0.0] * 4, 0.0, 0.0, 2, 1, "1+3", id="weightless layers are placed all the same"),
