@@ -1,0 +1,175 @@
+"""Cost of every block kind under every plan: layer kinds, embedding, MTP module, head; once per distinct shape."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ap_search.cost.activations import BlockMemory, embedding_memory, head_memory, layer_memory, mtp_memory
+from ap_search.cost.context import CostContext
+from ap_search.cost.dispatch import DispatchShape
+from ap_search.cost.ffn import block_ffn_time
+from ap_search.cost.head import embedding_time, head_time, mtp_projection_time
+from ap_search.cost.imbalance import worst_rank_ratio
+from ap_search.cost.mixer import attention_time, linear_mixer_time, norm_time_s
+from ap_search.cost.moe import dispatch_shape, moe_time
+from ap_search.cost.parts import BlockTime, Part
+from ap_search.cost.shapes import Shapes, block_shapes
+from ap_search.plan.plan import Recompute
+from ap_search.plan.table import PlanTable
+from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, LinearMixer, Model, MoeFfn
+from ap_search.spec.job import Load
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockCosts:
+    """Costs of all blocks: `times` and `memories` in block order (layer kinds, embedding, MTP module, head)."""
+
+    times: tuple[BlockTime, ...]
+    memories: tuple[BlockMemory, ...]
+    shapes: Shapes
+
+    def seconds(self, name: str) -> FloatArray:
+        """Stack total seconds of `forward`, `backward`, `weight_grad` or `hidden` to shape (blocks, shapes)."""
+        arrays = [getattr(time, name) for time in self.times]
+        return np.stack([array.sum(axis=0) if array.ndim == 2 else array for array in arrays])
+
+    def bytes_of(self, name: str) -> FloatArray:
+        """Stack one field of the memories to shape (blocks, shapes)."""
+        return np.stack([getattr(memory, name) for memory in self.memories])
+
+
+def kinds_by_load(model: Model, load: Load) -> tuple[Model, tuple[int, ...]]:
+    """Give each MoE layer a kind of its own where the load differs by layer, and name the load row of each kind.
+
+    Parameters
+    ----------
+    model : Model
+        Layer kinds.
+    load : Load
+        Shares, one row for all MoE layers or one per MoE layer.
+
+    Returns
+    -------
+    tuple
+        The model (unchanged for a single row), and for each kind its row of the load, -1 for kinds without experts.
+    """
+    if load.shares is None or len(load.shares) == 1:
+        return model, tuple(0 if kind.is_moe else -1 for kind in model.kinds)
+    kinds: list[LayerKind] = list(model.kinds)
+    rows = [-1] * len(kinds)
+    layers = list(model.layers)
+    for row, layer in enumerate(model.moe_layers):
+        kinds.append(model.kinds[layers[layer]])
+        rows.append(row)
+        layers[layer] = len(kinds) - 1
+    return replace(model, kinds=tuple(kinds), layers=tuple(layers)), tuple(rows)
+
+
+def _load_ratio(load: Load, row: int, ep: NDArray[np.int64]) -> FloatArray:
+    """Worst rank's rows over the mean for one row of the load, per plan."""
+    if load.shares is None:
+        return np.ones(len(ep))
+    degrees, inverse = np.unique(ep, return_inverse=True)
+    shares = load.shares[row : row + 1]
+    return np.array([worst_rank_ratio(shares, int(degree))[0] for degree in degrees])[inverse]
+
+
+def _mixer_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockTime:
+    """Time of a layer's mixer, whichever kind it is."""
+    if isinstance(kind.mixer, Attention):
+        return attention_time(context, kind.mixer, shapes)
+    if isinstance(kind.mixer, LinearMixer):
+        return linear_mixer_time(context, kind.mixer, shapes)
+    return BlockTime.empty(len(shapes.tp))
+
+
+def _ffn_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: DispatchShape | None) -> BlockTime:
+    """Time of a layer's feed-forward, whichever kind it is."""
+    if isinstance(kind.ffn, MoeFfn) and shape is not None:
+        return moe_time(context, kind.ffn, shapes, shape)
+    if isinstance(kind.ffn, DenseFfn):
+        return block_ffn_time(context, shapes, ffn=kind.ffn, part=Part.DENSE_FFN, module=Recompute.MLP)
+    return BlockTime.empty(len(shapes.tp))
+
+
+def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockTime:
+    """Norms, residual additions and launch costs of a layer; norms repeat under `layernorm` recompute."""
+    software = context.software
+    launch = software.launch_per_layer_s + (software.launch_per_moe_layer_s if kind.is_moe else 0.0)
+    time = BlockTime.empty(len(shapes.tp))
+    forward = norm_time_s(context, shapes, norms=kind.num_norms, backward=False)
+    time.forward[Part.OTHER] = forward + launch
+    time.backward[Part.OTHER] = norm_time_s(context, shapes, norms=kind.num_norms, backward=True) + 2.0 * launch
+    time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.LAYERNORM), forward, 0.0)
+    return time
+
+
+def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: DispatchShape | None) -> BlockTime:
+    """Time of one layer and one micro-batch on one device, seconds, recompute included.
+
+    Parameters
+    ----------
+    context : CostContext
+        Model, machine, software, job.
+    kind : LayerKind
+        Mixer, feed-forward, norms.
+    shapes : Shapes
+        Tokens, splits, recompute bits.
+    shape : DispatchShape or None
+        Dispatch of this layer; None where it has no routed experts.
+
+    Returns
+    -------
+    BlockTime
+        Full recompute repeats the whole forward, its communication included, instead of single modules.
+
+    Source: docs/cost-model/compute.md; Megatron-LM `megatron/core/recompute.py`.
+    """
+    time = _mixer_time(context, kind, shapes)
+    time = time.plus(_ffn_time(context, kind, shapes, shape)).plus(_norms_time(context, kind, shapes))
+    full = shapes.recomputes(Recompute.FULL)
+    time.backward[Part.RECOMPUTE] = np.where(full, time.forward.sum(axis=0), time.backward[Part.RECOMPUTE])
+    time.sent_backward[:] += np.where(full, time.sent_forward, 0.0)
+    return time
+
+
+def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ...]) -> BlockCosts:
+    """Price every block kind for every row of a table: seconds and bytes per micro-batch on one device.
+
+    Parameters
+    ----------
+    context : CostContext
+        Model (its kinds already split by load), machine, software, job.
+    table : PlanTable
+        Plans; only columns that a block can see are used, so pass one row per distinct combination.
+    load_rows : tuple of int
+        Row of the load for each kind, -1 for none.
+
+    Returns
+    -------
+    BlockCosts
+        In block order.
+    """
+    model = context.model
+    shapes = block_shapes(context.machine, context.job, table)
+    times: list[BlockTime] = []
+    memories: list[BlockMemory] = []
+    for kind, row in zip(model.kinds, load_rows, strict=True):
+        shape = None
+        if isinstance(kind.ffn, MoeFfn):
+            ratio = _load_ratio(context.job.load, row, shapes.ep)
+            shape = dispatch_shape(context, kind.ffn, shapes, load_ratio=ratio, kept_ratio=np.ones(len(table)))
+        times.append(layer_time(context, kind, shapes, shape))
+        memories.append(layer_memory(kind, model.hidden_size, shapes, shape))
+    last = model.layers[-1]
+    head = head_time(context, shapes)
+    mtp_time = times[last].plus(mtp_projection_time(context, shapes)).plus(head)
+    mtp = mtp_memory(model.hidden_size, shapes, memories[last])
+    return BlockCosts(
+        times=(*times, embedding_time(context, shapes), mtp_time, head),
+        memories=(*memories, embedding_memory(shapes), mtp, head_memory(model.hidden_size, shapes)),
+        shapes=shapes,
+    )

@@ -1,0 +1,61 @@
+"""What prices are made from besides the plans: model, machine, software, job."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ap_search.cost.compute import elementwise_time_s
+from ap_search.cost.linear import Rates
+from ap_search.spec.blocks import Model
+from ap_search.spec.job import Job, Precision
+from ap_search.spec.machine import Machine
+from ap_search.spec.software import Software
+from ap_search.units import Quantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostContext:
+    """Everything that stays the same over the plans of one search."""
+
+    model: Model
+    machine: Machine
+    software: Software
+    job: Job
+
+    @property
+    def linear_rates(self) -> Rates:
+        """Rates of linear layers in the job's precision."""
+        return Rates.of(self.machine, self.job.precision)
+
+    @property
+    def exact_rates(self) -> Rates:
+        """Rates of what stays in bf16 whatever the job's precision: router, head."""
+        return Rates.of(self.machine, Precision.BF16)
+
+    def memory_bound_s(self, size_bytes: Quantity) -> Quantity:
+        """Seconds of an operator that moves `size_bytes`."""
+        return elementwise_time_s(self.machine, self.software.hbm_efficiency_ratio, size_bytes)
+
+
+def exposed_s(communication_s: Quantity, *, compute_s: Quantity, overlap_ratio: float) -> Quantity:
+    """Seconds of a communication that compute running beside it does not hide.
+
+    Parameters
+    ----------
+    communication_s, compute_s : Quantity
+        Time of the communication alone, and of the compute that may run beside it.
+    overlap_ratio : float
+        Share of the communication that the software can run beside compute, 0..1.
+
+    Returns
+    -------
+    Quantity
+        `communication - min(ratio * communication, compute)`.
+
+    Notes
+    -----
+    A1. Hidden communication does not slow the compute beside it.
+
+    Source: a setting of the software profile, docs/guides/software-profiles.md.
+    """
+    return communication_s - np.minimum(communication_s * overlap_ratio, compute_s)

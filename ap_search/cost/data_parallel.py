@@ -1,0 +1,199 @@
+"""Data-parallel communication and the optimizer of one stage: seconds and bytes per micro-batch and per step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ap_search.cost.collective import collective_time_s
+from ap_search.cost.context import CostContext, exposed_s
+from ap_search.cost.prepared import ReplicaGroup
+from ap_search.plan.mesh import Placement
+from ap_search.plan.plan import Sharding
+from ap_search.spec.machine import Collective
+from ap_search.units import Quantity
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplicaComm:
+    """Seconds alone and bytes sent of one class of parameters on one rank.
+
+    `forward_s`, `backward_s` per micro-batch (gathers and reductions of ZeRO-2, ZeRO-3 and HSDP), `reduce_s` and
+    `gather_s` once per step; `sent_each_bytes` per micro-batch, `sent_once_bytes` per step.
+    """
+
+    forward_s: Quantity
+    backward_s: Quantity
+    reduce_s: Quantity
+    gather_s: Quantity
+    sent_each_bytes: Quantity
+    sent_once_bytes: Quantity
+
+    def plus(self, other: "ReplicaComm") -> "ReplicaComm":
+        """Add another class of parameters, communicated one after the other."""
+        return ReplicaComm(
+            forward_s=self.forward_s + other.forward_s,
+            backward_s=self.backward_s + other.backward_s,
+            reduce_s=self.reduce_s + other.reduce_s,
+            gather_s=self.gather_s + other.gather_s,
+            sent_each_bytes=self.sent_each_bytes + other.sent_each_bytes,
+            sent_once_bytes=self.sent_once_bytes + other.sent_once_bytes,
+        )
+
+
+def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, group: ReplicaGroup) -> ReplicaComm:
+    """Data-parallel communication of `params` parameters of one rank, seconds and bytes.
+
+    Parameters
+    ----------
+    context : CostContext
+        Collective constants; bytes per gradient and weight.
+    params : Quantity
+        Parameters of this rank before sharding, a count.
+    sharding : Quantity
+        Sharding codes.
+    group : ReplicaGroup
+        Ranks that hold copies or shards of the same parameters.
+
+    Returns
+    -------
+    ReplicaComm
+        none: one all-reduce of gradients per step. ZeRO-1: reduce-scatter of gradients and all-gather of weights per
+        step. ZeRO-2: the reduce-scatter per micro-batch. ZeRO-3: gathers in forward and backward and a reduce-scatter
+        per micro-batch. HSDP: as ZeRO-3 inside a replica, and an all-reduce of the shard between replicas per step.
+
+    Notes
+    -----
+    A1. Ring bytes: (d-1)/d of the buffer per reduce-scatter or all-gather, twice that per all-reduce.
+    A2. Weights are gathered in 16 bits whatever they are kept in.
+
+    Source: Megatron-LM `distributed_data_parallel.py`, `docs/user-guide/features/megatron_fsdp.md`; TorchTitan FSDP2.
+    """
+    gradient, weight = params * context.software.gradient_bytes, params * 2.0
+    hybrid, full = sharding == Sharding.HSDP, sharding == Sharding.ZERO3
+    whole = _Runner(context=context, ranks=group.size, place=group.place)
+    replicas = group.size // group.inner
+    part = _Runner(context=context, ranks=group.inner, place=_inside(group))
+    outer = _Runner(context=context, ranks=replicas, place=Placement(np.ones_like(replicas), replicas))
+    gather = np.where(hybrid, part.run(Collective.ALL_GATHER, weight), whole.run(Collective.ALL_GATHER, weight))
+    scatter = np.where(
+        hybrid, part.run(Collective.REDUCE_SCATTER, gradient), whole.run(Collective.REDUCE_SCATTER, gradient)
+    )
+    reduce_all = whole.run(Collective.ALL_REDUCE, gradient)
+    between = outer.run(Collective.ALL_REDUCE, gradient / group.inner)
+    each = full | hybrid
+    scattered_each = each | (sharding == Sharding.ZERO2)
+    once = np.where(
+        hybrid, between, np.where(sharding == Sharding.NONE, reduce_all, np.where(scattered_each, 0.0, scatter))
+    )
+    degree = np.where(hybrid, group.inner, group.size)
+    away = (degree - 1.0) / degree
+    sharded_once = np.where(sharding == Sharding.NONE, 2.0 * gradient, weight + np.where(scattered_each, 0.0, gradient))
+    return ReplicaComm(
+        forward_s=np.where(each, gather, 0.0),
+        backward_s=np.where(each, gather, 0.0) + np.where(scattered_each, scatter, 0.0),
+        reduce_s=once,
+        gather_s=np.where(each | (sharding == Sharding.NONE), 0.0, gather),
+        sent_each_bytes=away * (np.where(each, 2.0 * weight, 0.0) + np.where(scattered_each, gradient, 0.0)),
+        sent_once_bytes=np.where(
+            hybrid,
+            2.0 * gradient / group.inner * (replicas - 1.0) / replicas,
+            np.where(full, 0.0, away * sharded_once),
+        ),
+    )
+
+
+def _inside(group: ReplicaGroup) -> Placement:
+    """Where one HSDP replica lies: in one domain as far as its members share one."""
+    together = np.minimum(group.inner, group.place.members_per_domain)
+    return Placement(together, -(-group.inner // np.maximum(together, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Runner:
+    """Collectives over one group."""
+
+    context: CostContext
+    ranks: Quantity
+    place: Placement
+
+    def run(self, collective: Collective, size_bytes: Quantity) -> Quantity:
+        """Seconds of one collective alone."""
+        return collective_time_s(
+            self.context.machine,
+            collective,
+            size_bytes=size_bytes,
+            ranks=self.ranks,
+            ranks_per_domain=self.place.members_per_domain,
+            domains=self.place.domains,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExposedReplicaComm:
+    """Exposed seconds of data-parallel communication on one stage: per micro-batch and once per step."""
+
+    each_s: Quantity
+    once_s: Quantity
+
+
+def exposed_replica_comm(
+    context: CostContext, comm: ReplicaComm, *, forward_s: Quantity, backward_s: Quantity
+) -> ExposedReplicaComm:
+    """Data-parallel seconds that the compute of a micro-batch does not hide.
+
+    Parameters
+    ----------
+    context : CostContext
+        Overlap ratios of the software.
+    comm : ReplicaComm
+        Communication alone.
+    forward_s, backward_s : Quantity
+        Forward and backward of one micro-batch on the stage.
+
+    Returns
+    -------
+    ExposedReplicaComm
+        Gathers and reductions of each micro-batch beside that micro-batch; the step's reduction beside the last
+        backward, its gather beside the first forward.
+
+    Notes
+    -----
+    A1. The last micro-batch's backward is the only one whose gradients can be reduced under ZeRO-1.
+
+    Source: Megatron-LM --overlap-grad-reduce, --overlap-param-gather; FSDP prefetch.
+    """
+    software = context.software
+    forward = exposed_s(comm.forward_s, compute_s=forward_s, overlap_ratio=software.fsdp_overlap_ratio)
+    backward = exposed_s(comm.backward_s, compute_s=backward_s, overlap_ratio=software.fsdp_overlap_ratio)
+    reduce = exposed_s(comm.reduce_s, compute_s=backward_s, overlap_ratio=software.dp_reduce_overlap_ratio)
+    gather = exposed_s(comm.gather_s, compute_s=forward_s, overlap_ratio=software.dp_gather_overlap_ratio)
+    return ExposedReplicaComm(each_s=forward + backward, once_s=reduce + gather)
+
+
+def optimizer_time_s(context: CostContext, params: Quantity) -> Quantity:
+    """Time of the optimizer step with the gradient norm on one rank, seconds.
+
+    Parameters
+    ----------
+    context : CostContext
+        Memory bandwidth and bytes per parameter.
+    params : Quantity
+        Parameters whose optimizer state this rank keeps, a count.
+
+    Returns
+    -------
+    Quantity
+        Gradients read twice, master weights and moments read and written, weights written.
+
+    Notes
+    -----
+    A1. Fused Adam: one pass over all tensors.
+
+    Source: traffic counted by hand; Megatron-LM `optimizer/distrib_optimizer.py`.
+    """
+    software = context.software
+    state = software.master_bytes + software.moment_bytes
+    return context.memory_bound_s(params * (2 * software.gradient_bytes + 2 * state + software.weight_bytes))

@@ -1,0 +1,127 @@
+"""Model FLOPs as Megatron-LM reports them: causal attention halved, router left out, no recompute."""
+
+from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LayerKind, LinearMixer, Model, MoeFfn
+
+PASSES_TIMES_MULTIPLY_ADD = 6
+
+
+def _mixer_flops(kind: LayerKind, model: Model, seq_len: int) -> float:
+    """Multiply-adds per token of a layer's mixer, forward: projections, and half of the attention square."""
+    mixer, hidden = kind.mixer, model.hidden_size
+    if isinstance(mixer, LinearMixer):
+        return hidden * (mixer.in_width + mixer.out_width) + mixer.scan_flops_per_token / 2
+    if not isinstance(mixer, Attention):
+        return 0.0
+    core = seq_len * mixer.num_heads * (mixer.qk_head_dim + mixer.v_head_dim) / 2
+    queries = mixer.num_heads * mixer.qk_head_dim
+    if mixer.kind is AttentionKind.MLA:
+        rank = mixer.q_lora_rank
+        no_rope = mixer.qk_head_dim - mixer.qk_rope_head_dim
+        q = rank * (hidden + queries + 1) if rank else hidden * queries
+        latent = mixer.kv_lora_rank * (hidden + mixer.num_heads * (no_rope + mixer.v_head_dim) + 1)
+        linear = q + latent + hidden * mixer.qk_rope_head_dim
+    else:
+        gate = 2 if mixer.output_gate else 1
+        linear = hidden * (queries * gate + mixer.num_kv_heads * (mixer.qk_head_dim + mixer.v_head_dim))
+    return core + linear + hidden * mixer.num_heads * mixer.v_head_dim
+
+
+def _ffn_flops(kind: LayerKind, model: Model) -> float:
+    """Multiply-adds per token of a layer's feed-forward, forward, router left out."""
+    ffn, hidden = kind.ffn, model.hidden_size
+    if isinstance(ffn, DenseFfn):
+        return hidden * ffn.width * (3 if ffn.gated else 2)
+    if not isinstance(ffn, MoeFfn):
+        return 0.0
+    width = ffn.latent_width or hidden
+    routed = ffn.top_k * width * ffn.expert_width * (3 if ffn.gated else 2)
+    shared = hidden * ffn.shared_width * (3 if ffn.shared_gated else 2)
+    return routed + shared + 2 * hidden * ffn.latent_width
+
+
+def layer_flops_per_token(model: Model, kind: LayerKind, seq_len: int) -> float:
+    """Floating-point operations of one layer, forward and backward, per token.
+
+    Parameters
+    ----------
+    model : Model
+        Its hidden size is used.
+    kind : LayerKind
+        Mixer and feed-forward.
+    seq_len : int
+        Tokens of a sequence.
+
+    Returns
+    -------
+    float
+        Six times the forward multiply-adds.
+
+    Source: Megatron-LM `megatron/training/training.py` num_floating_point_operations.
+    """
+    return PASSES_TIMES_MULTIPLY_ADD * (_mixer_flops(kind, model, seq_len) + _ffn_flops(kind, model))
+
+
+def head_flops_per_token(model: Model) -> float:
+    """Floating-point operations of the head, forward and backward, per token (vocabulary not padded).
+
+    Parameters
+    ----------
+    model : Model
+        Hidden size and vocabulary.
+
+    Returns
+    -------
+    float
+        6 h V.
+
+    Source: as `layer_flops_per_token`.
+    """
+    return float(PASSES_TIMES_MULTIPLY_ADD * model.hidden_size * model.vocab_size)
+
+
+def mtp_flops_per_token(model: Model, seq_len: int) -> float:
+    """Floating-point operations of one MTP module with its head, forward and backward, per token.
+
+    Parameters
+    ----------
+    model : Model
+        Its last layer's kind is repeated.
+    seq_len : int
+        Tokens of a sequence.
+
+    Returns
+    -------
+    float
+        A layer, a head, and 6 (3h + 2h^2) for norms and projection.
+
+    Source: as `layer_flops_per_token`.
+    """
+    hidden = model.hidden_size
+    extra = PASSES_TIMES_MULTIPLY_ADD * (3 * hidden + 2 * hidden * hidden)
+    return layer_flops_per_token(model, model.mtp_kind, seq_len) + head_flops_per_token(model) + extra
+
+
+def model_flops_per_token(model: Model, seq_len: int) -> float:
+    """Floating-point operations of the whole model, forward and backward, per token.
+
+    Parameters
+    ----------
+    model : Model
+        Layers, head, MTP modules.
+    seq_len : int
+        Tokens of a sequence, >= 1.
+
+    Returns
+    -------
+    float
+        Sum over layers, head and MTP modules.
+
+    Notes
+    -----
+    A1. Causal attention counts half of the square; sliding windows are not discounted, as in the source.
+    A2. Router and shared gate are left out; nothing recomputed is counted.
+
+    Source: Megatron-LM `megatron/training/training.py` num_floating_point_operations.
+    """
+    layers = sum(layer_flops_per_token(model, model.kinds[kind], seq_len) for kind in model.layers)
+    return layers + head_flops_per_token(model) + model.mtp_layers * mtp_flops_per_token(model, seq_len)

@@ -1,0 +1,76 @@
+"""Parts that time is split into, and arrays of seconds per part."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+class Part(IntEnum):
+    """Parts of one block's time, rows of the arrays in `BlockTime`."""
+
+    ATTENTION = 0
+    DENSE_FFN = 1
+    ROUTER = 2
+    DISPATCH = 3
+    EXPERT = 4
+    COMBINE = 5
+    SHARED_EXPERT = 6
+    HEAD = 7
+    RECOMPUTE = 8
+    TP_COMM = 9
+    CP_COMM = 10
+    OTHER = 11
+    IMBALANCE = 12
+
+
+class Wire(IntEnum):
+    """Kinds of traffic of one block, rows of `BlockTime.sent_forward`."""
+
+    DISPATCH = 0
+    COMBINE = 1
+    TP = 2
+    CP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockTime:
+    """Exposed seconds of one block and one micro-batch on one device, and what it sends.
+
+    `forward`, `backward` have shape (parts, plans); `weight_grad` (plans,) is the share of `backward` that makes weight
+    gradients and may be moved by zero-bubble schedules; `sent_forward`, `sent_backward` (wires, plans) are bytes;
+    `hidden` (plans,) are communication seconds that overlap hides.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    weight_grad: FloatArray
+    sent_forward: FloatArray
+    sent_backward: FloatArray
+    hidden: FloatArray
+
+    @classmethod
+    def empty(cls, plans: int) -> "BlockTime":
+        """Build a block that takes no time."""
+        return cls(
+            forward=np.zeros((len(Part), plans)),
+            backward=np.zeros((len(Part), plans)),
+            weight_grad=np.zeros(plans),
+            sent_forward=np.zeros((len(Wire), plans)),
+            sent_backward=np.zeros((len(Wire), plans)),
+            hidden=np.zeros(plans),
+        )
+
+    def plus(self, other: "BlockTime") -> "BlockTime":
+        """Add two blocks that run one after the other."""
+        return BlockTime(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            weight_grad=self.weight_grad + other.weight_grad,
+            sent_forward=self.sent_forward + other.sent_forward,
+            sent_backward=self.sent_backward + other.sent_backward,
+            hidden=self.hidden + other.hidden,
+        )
