@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ap_search.version import __version__
+
 if TYPE_CHECKING:
     from ap_search.api import estimate, load_cluster, load_model, search
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "estimate", "load_cluster", "load_model", "search"]
 
 # The (empty) subpackage first and out of sight: importing it later would hide the function of the same name.

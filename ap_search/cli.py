@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ap_search import __version__
 from ap_search.errors import Fault, SpecError
+from ap_search.version import __version__
 
 if TYPE_CHECKING:
     from ap_search.result import SearchResult

@@ -4,8 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ap_search.result.json import JSON_SCHEMA_VERSION, TOOL_VERSION, plan_json, strict_json
+from ap_search.result.json import JSON_SCHEMA_VERSION, plan_json, strict_json
 from ap_search.result.records import Lever, PricedPlan, Rejection
+from ap_search.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class SearchResult:
 
     def to_json(self) -> dict[str, Any]:
         """Build the documented JSON object: `schema_version` 1, units in the names, strictly numbers (never NaN)."""
-        answer: dict[str, Any] = {"schema_version": JSON_SCHEMA_VERSION, "tool_version": TOOL_VERSION}
+        answer: dict[str, Any] = {"schema_version": JSON_SCHEMA_VERSION, "tool_version": __version__}
         answer |= {name: asdict(getattr(self, name)) for name in ("model", "cluster", "job", "search")}
         answer["plans"] = [plan_json(plan) for plan in self.plans]
         if self.infeasibility is not None:

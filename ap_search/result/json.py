@@ -5,13 +5,11 @@ from dataclasses import asdict
 from numbers import Integral, Real
 from typing import Any
 
-from ap_search import __version__
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text
 from ap_search.result.records import MemoryBreakdown, PricedPlan, StageMemory
 
 JSON_SCHEMA_VERSION = 1
-TOOL_VERSION = __version__
 
 _PLAN_NUMBERS = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "edp", "mbs", "num_microbatches")
 
