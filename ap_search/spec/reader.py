@@ -93,29 +93,91 @@ def read_mapping(path: Path) -> dict[str, object]:
         When the file is absent, a folder, empty, larger than 4 MiB, not UTF-8, not well formed, nested deeper than
         64 levels, has a key twice or an alias, or is not a mapping.
     """
-    text = _read_text(path)
-    where = path.name
-    is_json = path.suffix.lower() == ".json" or text.lstrip()[:1] == "{"
-    content = _parse_json(text, where) if is_json else _parse_yaml(text, where)
+    content = read_document(path)
     if not isinstance(content, dict):
-        raise SpecError(where, f"must be a mapping of keys to values, not {describe(content)}")
+        raise SpecError(path.name, f"must be a mapping of keys to values, not {describe(content)}")
     return {str(key): value for key, value in content.items()}
 
 
-def _read_text(path: Path) -> str:
-    """Content of a small UTF-8 file; nothing of a file over the limit is read."""
+def read_document(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> object:
+    """Read a YAML or JSON file of any top level, without evaluating anything in it.
+
+    Parameters
+    ----------
+    path : Path
+        The file; JSON is recognised by its suffix or by a first character `{`, all else is YAML.
+    limit_bytes : int
+        The largest file that is read, bytes.
+
+    Returns
+    -------
+    object
+        The file's content in plain values: mappings, lists, text, numbers, booleans, None.
+
+    Raises
+    ------
+    SpecError
+        As for `read_mapping`, but that the top level may be anything.
+    """
+    text = read_text(path, limit_bytes=limit_bytes)
+    is_json = path.suffix.lower() == ".json" or text.lstrip()[:1] == "{"
+    return _parse_json(text, path.name) if is_json else _parse_yaml(text, path.name)
+
+
+def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Content of a file up to a limit; nothing of a file over the limit is read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    limit_bytes : int
+        The largest file that is read, bytes.
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    SpecError
+        When the file is absent, a folder, unreadable or larger than the limit.
+    """
     try:
         if path.is_dir():
             raise SpecError(str(path), "is a folder, not a file")
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-            if len(raw) > MAX_FILE_BYTES:
+            raw = file.read(limit_bytes + 1)
+            if len(raw) > limit_bytes:
                 size_mib = path.stat().st_size / MIB
-                raise SpecError(str(path), f"is {size_mib:.1f} MiB", f"files up to {MAX_FILE_BYTES // MIB} MiB")
+                raise SpecError(str(path), f"is {size_mib:.1f} MiB", f"files up to {limit_bytes // MIB} MiB")
     except FileNotFoundError:
         raise SpecError(str(path), "there is no such file") from None
     except (OSError, ValueError) as error:
         raise SpecError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return raw
+
+
+def read_text(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> str:
+    """Content of a UTF-8 file up to a limit, a byte-order mark left out.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    limit_bytes : int
+        The largest file that is read, bytes.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    SpecError
+        As for `read_bytes`, and when the file is empty or not UTF-8.
+    """
+    raw = read_bytes(path, limit_bytes=limit_bytes)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
