@@ -1,5 +1,7 @@
 """Rank groups and placements, by hand and against the groups Megatron-Core builds."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -135,6 +137,17 @@ def test_plan_placement_reads_the_groups_of_each_plan() -> None:
     assert (dp_cp.members_per_domain.tolist(), dp_cp.domains.tolist()) == ([2, 2], [2, 4])
     ep = plan_placement(table, group="ep", domain_size=4, world=16)
     assert (ep.members_per_domain.tolist(), ep.domains.tolist()) == ([4, 4], [2, 1])
+
+
+@pytest.mark.parametrize("domain_size", [2, 4, 8, 9])
+@pytest.mark.parametrize("group", ["tp", "cp", "dp", "dp-cp", "pp", "ep", "etp", "edp", "tp-ep"])
+def test_every_kind_of_group_is_placed_as_its_listed_ranks_lie(group: Group, domain_size: int) -> None:
+    """World 48 = 2*3*4*2 = etp 2 * ep 3 * edp 4 * pp 2: no degree is 1, so that no wrong stride can pass."""
+    plan = Plan(tp=2, cp=3, dp=4, pp=2, etp=2, ep=3, edp=4, layout=TWO_STAGES)
+    counts = [Counter(rank // domain_size for rank in ranks) for ranks in rank_groups(plan, group=group)]
+    found = plan_placement(PlanTable.from_plans([plan]), group=group, domain_size=domain_size, world=48)
+    assert int(found.members_per_domain[0]) == min(min(count.values()) for count in counts)
+    assert int(found.domains[0]) == max(len(count) for count in counts)
 
 
 def test_pipeline_hops_leave_the_domain_when_the_world_does() -> None:
