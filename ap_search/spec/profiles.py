@@ -1,0 +1,111 @@
+"""Reading software profiles: what a trainer keeps, fuses and hides, from a preset or a YAML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ap_search.spec.presets import locate
+from ap_search.spec.reader import read_mapping, validate
+from ap_search.spec.software import Software
+from ap_search.units import us_to_s
+
+Bytes = Annotated[int, Field(ge=0, le=16, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+Microseconds = Annotated[float, Field(ge=0, strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
+
+_NOT_VALUES = ("name", "description", "sources")
+
+
+class ProfileFile(BaseModel):
+    """A software profile, as a user writes it; a key left out has the value of the preset `default`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(min_length=1, description="What reports call the profile.")
+    description: str = Field(default="", description="The trainer and its settings, one sentence.")
+    weight_bytes: Annotated[int, Field(ge=1, le=8, strict=True)] = Field(
+        default=2, description="Bytes per parameter of the weights a device keeps (sharded where ZeRO-3 shards them)."
+    )
+    gradient_bytes: Annotated[int, Field(ge=1, le=8, strict=True)] = Field(
+        default=4, description="Bytes per parameter of gradients, in memory and in their reduction."
+    )
+    master_bytes: Bytes = Field(
+        default=4, description="Bytes per parameter of the optimizer's own copy of the weights."
+    )
+    moment_bytes: Bytes = Field(default=8, description="Bytes per parameter of the optimizer's moments together.")
+    router_dtype_bytes: Annotated[int, Field(ge=1, le=8, strict=True)] = Field(
+        default=4, description="Bytes per element of router probabilities."
+    )
+    fused_norm: Switch = Field(default=False, description="Norm and residual addition in one kernel.")
+    fused_activation: Switch = Field(default=True, description="Gate, activation and product in one kernel.")
+    fused_cross_entropy: Switch = Field(default=True, description="Cross-entropy without extra copies of the logits.")
+    vocab_divisor: Annotated[int, Field(ge=1, strict=True)] = Field(
+        default=128, description="The vocabulary is padded to a multiple of this times tp."
+    )
+    launch_per_layer_us: Microseconds = Field(
+        default=20.0, description="Host time that a layer's forward leaves exposed (its backward: twice), microseconds."
+    )
+    launch_per_moe_layer_us: Microseconds = Field(
+        default=200.0, description="The same that an MoE layer adds: token counts on the host, launches per expert."
+    )
+    hbm_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
+        default=0.8, description="Share of the memory bandwidth that norms and elementwise kernels reach."
+    )
+    dp_reduce_overlap_ratio: Share = Field(default=0.9, description="Gradient reduction beside the last backward.")
+    dp_gather_overlap_ratio: Share = Field(default=0.9, description="Weight gathering beside the first forward.")
+    fsdp_overlap_ratio: Share = Field(default=0.9, description="ZeRO-3 gathers and reductions beside other layers.")
+    tp_overlap_ratio: Share = Field(default=0.0, description="Tensor-parallel collectives beside their GEMMs.")
+    cp_overlap_ratio: Share = Field(default=0.9, description="The ring of context parallelism beside attention.")
+    pp_overlap_ratio: Share = Field(
+        default=0.9, description="Stage-to-stage messages of the interleaved schedule; other schedules expose them."
+    )
+    ep_overlap_ratio: Share = Field(
+        default=0.0, description="Dispatch and combine beside other micro-batches' compute."
+    )
+    shared_expert_overlap: Switch = Field(default=False, description="Shared experts run beside dispatch and combine.")
+    sources: dict[str, str] = Field(default_factory=dict, description="Key of this file -> where its value is from.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "ProfileFile":
+        for key in self.sources:
+            if key not in self.model_fields_set:
+                raise ValueError(f"sources names {key}, which this file does not give")
+        return self
+
+
+def load_software(source: str | Path) -> Software:
+    """Read a software profile: a preset's name, or the path of a YAML or JSON file.
+
+    Parameters
+    ----------
+    source : str or Path
+        `default`, or `my-trainer.yaml`.
+
+    Returns
+    -------
+    Software
+        Times in seconds; `sources` has one line per key, `key: origin`.
+
+    Raises
+    ------
+    SpecError
+        When the source is neither a preset nor a file, or the file has faults (all are named at once).
+    """
+    path = locate("software", source)
+    file = validate(ProfileFile, read_mapping(path), path.name)
+    same = file.model_dump(exclude={"sources", "launch_per_layer_us", "launch_per_moe_layer_us"})
+    return Software(
+        **same,
+        launch_per_layer_s=us_to_s(file.launch_per_layer_us),
+        launch_per_moe_layer_s=us_to_s(file.launch_per_moe_layer_us),
+        sources=_sources(file, path.name),
+    )
+
+
+def _sources(file: ProfileFile, where: str) -> tuple[str, ...]:
+    """One line per key: what the file cites, the file itself, or that the default holds."""
+    keys = (key for key in ProfileFile.model_fields if key not in _NOT_VALUES)
+    given = file.model_fields_set
+    return tuple(f"{key}: {file.sources.get(key, where) if key in given else 'as in profile default'}" for key in keys)
