@@ -365,6 +365,20 @@ def test_colours_need_a_terminal_and_respect_no_color(api, capsys, monkeypatch):
     assert "\x1b[" not in capsys.readouterr().out
 
 
+def test_progress_is_shown_on_a_terminal_only_and_never_on_stdout(api, capsys, monkeypatch):
+    def search(*, progress, **_):
+        progress("pricing [plans]", 0.5)
+        return found()
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(api, "search", search)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main([*JOB, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert "pricing [plans]" in captured.err
+    assert json.loads(captured.out) == found().to_json()
+
+
 def test_help_loads_neither_numpy_nor_the_solver():
     heavy = "numpy pydantic ortools yaml rich"
     code = f"import sys, ap_search.cli as c; c.main(['--help']); print(set('{heavy}'.split()) & set(sys.modules))"
