@@ -1,0 +1,118 @@
+"""Feed-forwards of a Hugging Face configuration: dense, or experts with their router and shared experts."""
+
+from ap_search.spec.blocks import DenseFfn, MoeFfn
+from ap_search.spec.hf_config import HfConfig
+from ap_search.spec.hf_layers import DENSE, MOE
+
+_TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "squared_relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu")
+
+
+def build_ffn(config: HfConfig, word: str, layer: int, layers: int) -> DenseFfn | MoeFfn | None:
+    """Build the feed-forward that a word names, for one layer."""
+    if word == MOE:
+        return _moe(config, layer, layers)
+    return _dense(config, layer, layers) if word == DENSE else None
+
+
+def _gated(config: HfConfig) -> bool:
+    """Whether a feed-forward has a gate: by the architecture, else by what the activation is called."""
+    activation, made = config.text("activation"), config.text("mlp_type")
+    if config.fact("two_matrices") or activation == "relu2":
+        return made in ("gated", "mptglu")
+    if config.fact("three_matrices") or activation not in _TWO_MATRIX_ACTIVATIONS:
+        return True
+    line = f"{config.key('activation')} = {activation} is taken for a feed-forward of two matrices, without a gate"
+    if line not in config.warnings:
+        config.warnings.append(line)
+    return False
+
+
+def _width(config: HfConfig, layer: int, layers: int) -> int:
+    """Width of a dense feed-forward: stated, or a multiple of the hidden size where the architecture says so."""
+    for meaning in ("dense_width", "ffn_width"):
+        if config.has(meaning):
+            return max(1, config.counts(meaning, layers)[layer] // (2 if config.fact("width_of_gate_and_up") else 1))
+    four_times = 4 * config.count("hidden_size") if config.fact("two_matrices") else None
+    if config.has("expansion"):
+        return config.count("expansion") * config.count("hidden_size")
+    return config.count("ffn_width", four_times)
+
+
+def _has_bias(config: HfConfig) -> bool:
+    """Whether dense feed-forwards have biases."""
+    if config.fact("bias_on_all") or config.fact("ffn_bias"):
+        return True
+    if config.fact("ffn_without_bias"):
+        return False
+    general = config.flag("any_bias", config.fact("bias_by_default"))
+    if config.has("no_bias"):
+        general = not config.flag("no_bias", True)
+    return config.flag("ffn_bias", general)
+
+
+def _dense(config: HfConfig, layer: int, layers: int) -> DenseFfn:
+    """Build a dense feed-forward."""
+    return DenseFfn(width=_width(config, layer, layers), gated=_gated(config), bias=_has_bias(config))
+
+
+def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
+    """Build routed experts; keys may hold one value per layer."""
+    experts, top_k = config.counts("num_experts", layers)[layer], _top_k(config, layer, layers)
+    width = _expert_width(config, layer, layers)
+    if top_k > experts:
+        config.fail(config.key("top_k"), f"{top_k} of {config.key('num_experts')} = {experts}", f"1 to {experts}")
+    groups, shared = config.count("num_groups", 1), _shared_width(config, layer, layers, width)
+    if experts % groups:
+        config.fail(config.key("num_groups"), f"{groups} groups do not divide {experts} experts")
+    gated = _gated(config)
+    return MoeFfn(
+        num_experts=experts,
+        top_k=top_k,
+        expert_width=width,
+        gated=gated,
+        expert_bias=config.fact("expert_bias"),
+        shared_width=shared,
+        shared_gated=gated,
+        shared_gate=bool(shared) and config.has("gated_shared_width"),
+        latent_width=config.maybe_count("latent_width"),
+        num_groups=groups,
+        topk_groups=config.count("topk_groups", 1),
+        router_bias=config.fact("router_bias"),
+        score_bias=_has_score_bias(config),
+        score_function=config.text("score_function") or "softmax",
+    )
+
+
+def _top_k(config: HfConfig, layer: int, layers: int) -> int:
+    """Experts per token; required."""
+    if config.has("top_k"):
+        return config.counts("top_k", layers)[layer]
+    return config.count("top_k")
+
+
+def _expert_width(config: HfConfig, layer: int, layers: int) -> int:
+    """Width of one routed expert: its own key, or the feed-forward's where there is none."""
+    meaning = "expert_width" if config.has("expert_width") else "ffn_width"
+    if config.has("expert_width"):
+        config.find("ffn_width")
+    config.find("dense_width")
+    if config.has(meaning):
+        return config.counts(meaning, layers)[layer] or config.count(meaning)
+    return config.count(meaning)
+
+
+def _shared_width(config: HfConfig, layer: int, layers: int, width: int) -> int:
+    """Width of all shared experts together: stated, or their number times an expert's width."""
+    number = config.counts("num_shared", layers)[layer]
+    if config.has("shared_width"):
+        return config.counts("shared_width", layers)[layer]
+    if config.flag("dense_beside_moe", False):
+        return _width(config, layer, layers)
+    if config.fact("residual_ffn"):
+        return config.count("hidden_size")
+    return (number or int(config.fact("shared_expert"))) * width
+
+
+def _has_score_bias(config: HfConfig) -> bool:
+    """Whether scores carry a buffer that balances load without a loss."""
+    return config.flag("score_bias", config.fact("score_bias") or config.text("topk_method") == "noaux_tc")
