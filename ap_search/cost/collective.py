@@ -82,9 +82,9 @@ def collective_time_s(
     docs/cost-model/collective.md.
     """
     fits = _fits(machine, collective)
+    ranks, inside = np.asarray(ranks, dtype=np.float64), np.asarray(ranks_per_domain, dtype=np.float64)
     moved = sent_bytes(collective, size_bytes=size_bytes, ranks=ranks)
     local = _latency_s(fits, ranks) + moved / _bytes_per_s(fits, ranks) + _sqrt_s(fits, ranks) * np.sqrt(moved)
-    inside = ranks_per_domain
     if collective is Collective.ALL_TO_ALL:
         across = _alltoall_across_s(machine, fits, size_bytes=size_bytes, ranks=ranks, inside=inside)
     else:

@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 # Inside a domain the constants come from another host and from sizes up to 512 MiB: 10 %, and 12 % for the H200, whose
-# NVLS fit overshoots at 16 GiB. Across domains: 10 %. Where the figure itself made a constant: 5 %, to check the reading.
+# NVLS fit overshoots at 16 GiB. Across domains: 10 %. Where the figure itself made a constant: 5 %, as a check.
 CASES = {
     "a100 8 AR": Case("a100-80-sxm", AR, 16 * GIB, 8, 1, 234.9, 0.10, STAS),
     "h100 8 AR": Case("h100-sxm", AR, 16 * GIB, 8, 1, 482, 0.10, STAS),
