@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_LAYERS = 10_000
+"""More layers than this are a mistake in the file."""
+
 
 class AttentionKind(StrEnum):
     """How queries, keys and values are made (multi-head attention is GQA with as many key heads as query heads)."""

@@ -9,7 +9,7 @@ from ap_search.spec.hf_blocks import read_block_configs
 from ap_search.spec.hf_config import HfConfig
 from ap_search.spec.hf_facts import NUM_NORMS
 from ap_search.spec.hf_ffns import build_ffn
-from ap_search.spec.hf_keys import SPELLINGS, TEXT_BLOCKS
+from ap_search.spec.hf_keys import SPELLINGS, TEXT_BLOCKS, TOWERS
 from ap_search.spec.hf_layers import DENSE, MOE, NONE, LayerPlan, kinds_of, plan_layers
 from ap_search.spec.hf_mixers import build_mixer
 from ap_search.spec.reader import short
@@ -59,7 +59,7 @@ def read_hf(data: Mapping[str, object], *, name: str, where: str) -> Model:
     kinds, layers = _kinds(config)
     model = _model(config, kinds, layers, name)
     stated = config.find("stated_total")
-    config.refuse_unused()
+    config.refuse_unused(bool(model.moe_layers))
     config.raise_faults()
     model = replace(model, sources=(where,), warnings=(*_left_out(data), *config.warnings))
     return check_stated(model, *stated) if stated else model
@@ -152,5 +152,5 @@ def _mtp(config: HfConfig, kinds: list[LayerKind]) -> tuple[int, int | None]:
 
 def _left_out(data: Mapping[str, object]) -> list[str]:
     """Warn of towers that are not read."""
-    towers = [key for key, value in data.items() if isinstance(value, dict) and re.search("vision|audio|speech", key)]
+    towers = [key for key, value in data.items() if isinstance(value, dict) and re.search(TOWERS, key)]
     return [f"{', '.join(sorted(towers))} left out: only the language model is read"] if towers else []

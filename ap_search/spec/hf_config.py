@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from ap_search.errors import Fault, SpecError
 from ap_search.spec.hf_facts import DEFAULTS, FACTS, FAMILY_ALIASES
 from ap_search.spec.hf_keys import (
+    EXPERTS,
     HARMLESS,
     NESTED_BLOCKS,
     REFUSED,
@@ -14,6 +15,7 @@ from ap_search.spec.hf_keys import (
     SPELLINGS,
     SUSPECT,
     TEXT_BLOCKS,
+    TOWERS,
 )
 from ap_search.spec.reader import describe, short
 
@@ -87,7 +89,8 @@ class HfConfig:
             return self._whole(found[0], found[1], low)
         fallback = DEFAULTS.get(self.family, {}).get(meaning, default)
         if fallback is None:
-            self.fail(SPELLINGS[meaning][0], "is required and missing", f"any of {', '.join(SPELLINGS[meaning])}")
+            usual = meaning if meaning in SPELLINGS[meaning] else SPELLINGS[meaning][0]
+            self.fail(usual, "is required and missing", f"any of {', '.join(SPELLINGS[meaning])}")
             return low
         return fallback
 
@@ -109,6 +112,13 @@ class HfConfig:
         """Read a word, empty where absent or not a word."""
         found = self.find(meaning)
         return found[1] if found and isinstance(found[1], str) else ""
+
+    def count_at(self, meaning: str, layer: int, layers: int, default: int = 0) -> int:
+        """Read the number that a layer has of a meaning that may be a number or a list with one entry per layer."""
+        found = self.find(meaning)
+        if found and isinstance(found[1], list):
+            return self.counts(meaning, layers)[layer]
+        return self.count(meaning, default, 0)
 
     def counts(self, meaning: str, layers: int, default: int = 0) -> list[int]:
         """Read a number per layer: one number stands for all, a list needs one entry per layer (or a single entry)."""
@@ -158,14 +168,19 @@ class HfConfig:
             if value and value != self._values.get("hidden_size"):
                 self.fail(key, reason)
 
-    def refuse_unused(self) -> None:
-        """Refuse keys left over that look like another mixer; warn of those that may shape parameters."""
+    def refuse_unused(self, is_moe: bool) -> None:
+        """Refuse keys left over that look like another mixer or unread experts; warn of those that may shape layers."""
         left = sorted(key for key, value in self._values.items() if _is_left(value) and key not in self._used)
         left = [key for key in left if key not in HARMLESS and key not in REFUSED]
         for key in left:
             if re.search(SUSPECT, key):
                 self.fail(key, "looks like a layer that is not modelled, and is not read")
-        ignored = [key for key in left if re.search(SHAPED, key) and not re.search(SUSPECT, key)]
+            elif re.search(EXPERTS, key) and not is_moe:
+                self.fail(
+                    key, "looks like experts, but no number of experts was found", ", ".join(SPELLINGS["num_experts"])
+                )
+        shaped = [key for key in left if re.search(SHAPED, key) or isinstance(self._values[key], dict)]
+        ignored = [key for key in shaped if not re.search(TOWERS, key)]
         if ignored:
             self.warnings.append(f"keys that were not understood and are ignored: {', '.join(ignored)}")
 

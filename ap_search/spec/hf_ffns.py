@@ -31,7 +31,7 @@ def _width(config: HfConfig, layer: int, layers: int) -> int:
     """Width of a dense feed-forward: stated, or a multiple of the hidden size where the architecture says so."""
     for meaning in ("dense_width", "ffn_width"):
         if config.has(meaning):
-            return max(1, config.counts(meaning, layers)[layer] // (2 if config.fact("width_of_gate_and_up") else 1))
+            return max(1, config.count_at(meaning, layer, layers) // (2 if config.fact("width_of_gate_and_up") else 1))
     four_times = 4 * config.count("hidden_size") if config.fact("two_matrices") else None
     if config.has("expansion"):
         return config.count("expansion") * config.count("hidden_size")
@@ -57,7 +57,7 @@ def _dense(config: HfConfig, layer: int, layers: int) -> DenseFfn:
 
 def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
     """Build routed experts; keys may hold one value per layer."""
-    experts, top_k = config.counts("num_experts", layers)[layer], _top_k(config, layer, layers)
+    experts, top_k = config.count_at("num_experts", layer, layers), _top_k(config, layer, layers)
     width = _expert_width(config, layer, layers)
     if top_k > experts:
         config.fail(config.key("top_k"), f"{top_k} of {config.key('num_experts')} = {experts}", f"1 to {experts}")
@@ -86,7 +86,7 @@ def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
 def _top_k(config: HfConfig, layer: int, layers: int) -> int:
     """Experts per token; required."""
     if config.has("top_k"):
-        return config.counts("top_k", layers)[layer]
+        return config.count_at("top_k", layer, layers)
     return config.count("top_k")
 
 
@@ -97,15 +97,15 @@ def _expert_width(config: HfConfig, layer: int, layers: int) -> int:
         config.find("ffn_width")
     config.find("dense_width")
     if config.has(meaning):
-        return config.counts(meaning, layers)[layer] or config.count(meaning)
+        return config.count_at(meaning, layer, layers) or config.count(meaning)
     return config.count(meaning)
 
 
 def _shared_width(config: HfConfig, layer: int, layers: int, width: int) -> int:
     """Width of all shared experts together: stated, or their number times an expert's width."""
-    number = config.counts("num_shared", layers)[layer]
+    number = config.count_at("num_shared", layer, layers)
     if config.has("shared_width"):
-        return config.counts("shared_width", layers)[layer]
+        return config.count_at("shared_width", layer, layers)
     if config.flag("dense_beside_moe", False):
         return _width(config, layer, layers)
     if config.fact("residual_ffn"):

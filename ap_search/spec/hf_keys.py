@@ -10,11 +10,22 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-NESTED_BLOCKS = ("attn_config", "ffn_config", "linear_attn_config", "sparse_attention_config", "metadata", "published")
+NESTED_BLOCKS = (
+    "attn_config",
+    "ffn_config",
+    "linear_attn_config",
+    "sparse_attention_config",
+    "moe",
+    "metadata",
+    "published",
+)
 """Blocks whose keys are read with a dot."""
 
 TEXT_BLOCKS = ("text_config", "llm_config", "language_config", "thinker_config", "text_model_config", "language_model")
 """Blocks that hold the language model where a wrapper adds vision or speech."""
+
+TOWERS = "vision|audio|speech|image|video"
+"""Keys that match speak of what is not the language model."""
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     # the whole model
@@ -148,6 +159,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "nope_interval": ("no_rope_layer_interval", "nope_layer_interval"),
     "attn_period": ("attn_layer_period",),
     "attn_offset": ("attn_layer_offset",),
+    "softmax_indices": ("attn_layer_indices",),
     "kda_layers": ("linear_attn_config.kda_layers",),
     "kda_full_layers": ("linear_attn_config.full_attn_layers",),
     "block_configs": ("block_configs",),
@@ -185,6 +197,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_routed_experts",
         "n_experts",
         "ffn_config.moe_num_experts",
+        "moe.num_experts",
     ),
     "top_k": (
         "num_experts_per_tok",
@@ -196,6 +209,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "top_k_experts",
         "num_selected_experts",
         "ffn_config.moe_top_k",
+        "moe.num_experts_per_tok",
     ),
     "expert_width": (
         "moe_intermediate_size",
@@ -279,6 +293,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "ssm_rank": ("mamba_dt_rank",),
     "ssm_conv_bias": ("use_conv_bias", "mamba_conv_bias"),
     "ssm_proj_bias": ("mamba_proj_bias",),
+    "ssm_inner_norms": ("mamba_inner_layernorms",),
 }
 """Meaning of a number or switch: the keys that spell it, the first one present wins; dots reach into nested blocks."""
 
@@ -289,6 +304,7 @@ KIND_WORDS: dict[str, str] = {
     "sliding_attention": "sliding",
     "local_attention": "sliding",
     "chunked_attention": "chunked",
+    "deepseek_sparse_attention": "full",
     "linear_attention": "linear",
     "mamba": "mamba",
     "mamba2": "mamba",
@@ -341,6 +357,9 @@ SUSPECT = (
 )
 """A key that matches, was not used and is not harmless looks like a mixer that is not modelled: refused by its name."""
 
+EXPERTS = r"(^|_|\.)(moe|experts?)(_|$)"
+"""A key that matches and was not used, in a model where no experts were found: refused by its name."""
+
 SHAPED = r"^(num|n)_|_(size|dim|dims|width|rank|heads|layers|experts|freq|interval|period|pattern|types|enum|factor)$"
 """A key that matches, was not used and is not harmless may shape parameters: the user is told that it was ignored."""
 
@@ -351,7 +370,8 @@ HARMLESS = words(
     num_return_sequences num_beams num_beam_groups no_repeat_ngram_size num_logits_to_keep time_step_rank
     routed_scaling_factor partial_rotary_factor moe_router_scaling_factor qk_head_dim vocab_size_per_layer_input
     index_topk_freq index_topk_pattern mm_hidden_size chunk_size rotary_dim layernorm_linear_attention_alpha
-    layernorm_linear_attention_beta
+    layernorm_linear_attention_beta rope_parameters rope_scaling quantization_config compression_config auto_map
+    id2label label2id task_specific_params generation_config pruned_heads mup_config
     """
 )
 """Keys that change no parameter and no mixer although they look so."""

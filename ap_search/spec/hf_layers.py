@@ -2,13 +2,25 @@
 
 from dataclasses import dataclass
 
+from ap_search.spec.blocks import MAX_LAYERS
 from ap_search.spec.hf_config import HfConfig
 from ap_search.spec.hf_keys import KIND_WORDS
 from ap_search.spec.reader import short
 
 FULL, SLIDING, CHUNKED, LINEAR, MAMBA, NONE = "full", "sliding", "chunked", "linear", "mamba", "none"
 MOE, DENSE = "moe", "dense"
-_PATTERNS = ("full_interval", "sliding_pattern", "window", "use_window", "max_window_layers", "chunk", "rope_layers")
+_MOE_RULES = ("moe_freq", "first_dense", "moe_step", "dense_only", "moe_only", "moe_start", "moe_end", "moe_interval")
+_PATTERNS = (
+    "full_interval",
+    "sliding_pattern",
+    "window",
+    "use_window",
+    "max_window_layers",
+    "chunk",
+    "rope_layers",
+    "nope_interval",
+    "cla_share",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +50,12 @@ def plan_layers(config: HfConfig) -> list[LayerPlan]:
     A1. A list of layers in the file wins over an interval, an interval over a switch.
     A2. A layer that names experts where the model has none is dense.
     """
-    for meaning in _PATTERNS:
+    for meaning in (*_PATTERNS, *_MOE_RULES):
         config.find(meaning)
     words = _listed_words(config)
     layers = len(words) if words and not config.has("num_layers") else config.count("num_layers")
+    if layers > MAX_LAYERS:
+        config.fail(config.key("num_layers"), f"is {layers}", f"1 to {MAX_LAYERS}")
     config.raise_faults()
     if words and len(words) != layers:
         words = (
@@ -93,7 +107,15 @@ def kinds_of(config: HfConfig, key: str, listed: object) -> list[str]:
 
 def _mixers(config: HfConfig, layers: int) -> list[str]:
     """Words for the mixers where no list of words names them."""
-    for rule in (_by_softmax_list, _by_sliding_list, _by_kda_list, _by_interval, _by_period, _by_window_pattern):
+    for rule in (
+        _by_softmax_list,
+        _by_softmax_indices,
+        _by_sliding_list,
+        _by_kda_list,
+        _by_interval,
+        _by_period,
+        _by_window_pattern,
+    ):
         mixers = rule(config, layers)
         if mixers:
             return mixers
@@ -107,6 +129,12 @@ def _by_softmax_list(config: HfConfig, layers: int) -> list[str]:
     if not config.has("softmax_layers"):
         return []
     return [FULL if one else LINEAR for one in config.counts("softmax_layers", layers)]
+
+
+def _by_softmax_indices(config: HfConfig, layers: int) -> list[str]:
+    """Numbers, counted from 0, of the attention layers among state-space ones."""
+    chosen = config.numbers("softmax_indices")
+    return [FULL if i in chosen else MAMBA for i in range(layers)] if chosen else []
 
 
 def _by_sliding_list(config: HfConfig, layers: int) -> list[str]:

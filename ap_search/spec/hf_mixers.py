@@ -153,7 +153,7 @@ def _index_heads(config: HfConfig, layer: int, layers: int) -> int:
     made = config.find("index_types")
     if made and isinstance(made[1], list) and layer < len(made[1]) and made[1][layer] != "full":
         return 0
-    return heads if config.counts("index_layers", layers, 1)[layer] else 0
+    return heads if config.count_at("index_layers", layer, layers, 1) else 0
 
 
 def _index_topk(config: HfConfig) -> int:
@@ -272,7 +272,7 @@ def _mamba1(config: HfConfig) -> LinearMixer:
     inner, state = config.count("ssm_expand", 2) * hidden, config.count("ssm_state")
     kernel, rank = config.count("ssm_kernel", 4), config.count("ssm_rank", ceil(hidden / 16))
     biases = inner * config.flag("ssm_conv_bias", True) + (2 * inner + hidden) * config.flag("ssm_proj_bias", False)
-    norms = (rank + 2 * state) * config.fact("inner_ssm_norms")
+    norms = (rank + 2 * state) * config.flag("ssm_inner_norms", config.fact("inner_ssm_norms"))
     projections = inner * (rank + 2 * state) + rank * inner + inner
     return LinearMixer(
         name="mamba",

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ap_search.spec.blocks import MAX_LAYERS
+
 _MAX = 2**31 - 1
 Positive = Annotated[int, Field(gt=0, le=_MAX)]
 Count = Annotated[int, Field(ge=0, le=_MAX)]
@@ -102,7 +104,7 @@ class ModelFile(_Block):
     name: str | None = Field(None, description="Name in reports; the file's name when absent.")
     hidden_size: Positive = Field(description="Width of the residual stream, elements.")
     vocab_size: Positive = Field(description="Rows of the embedding before padding.")
-    num_layers: Annotated[int, Field(gt=0, le=100_000)] = Field(description="Decoder layers, MTP modules left out.")
+    num_layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = Field(description="Decoder layers, MTP modules left out.")
     tied_embeddings: bool = Field(False, description="The head is the embedding's transpose.")
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="rmsnorm: weight; layernorm: weight and bias.")
     num_norms: Annotated[int, Field(ge=0, le=16)] = Field(2, description="Norms of the hidden size in each layer.")

@@ -59,7 +59,7 @@ def test_qk_norm_of_the_whole_width() -> None:
 
 
 def test_gates_sinks_and_shared_keys() -> None:
-    """Output gate 16*32 = 512, head gate 16*4 = 64, sinks 4; no value projection saves 16*16; shared k, v save twice."""
+    """Output gate 16*32 = 512, head gate 16*4 = 64, sinks 4; no value projection saves 16*16, shared k and v twice."""
     extra = replace(GQA, output_gate=True, head_gate=True, sink=True)
     assert layer_params(model_of(DENSE), replace(DENSE, mixer=extra)).mixer_sharded == 1536 + 512 + 64 + 4
     assert layer_params(model_of(DENSE), replace(DENSE, mixer=replace(GQA, key_is_value=True))).mixer_sharded == 1280
