@@ -79,7 +79,7 @@ def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
         topk_groups=config.count("topk_groups", 1),
         router_bias=config.fact("router_bias"),
         score_bias=_has_score_bias(config),
-        score_function=config.text("score_function") or "softmax",
+        score_function=config.text("score_function") or ("sigmoid" if _has_score_bias(config) else "softmax"),
     )
 
 
