@@ -1,6 +1,7 @@
 """Collectives and messages: bytes on the wire and seconds, inside a scale-up domain and across domains."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,18 +82,69 @@ def collective_time_s(
     Source: fits on aiconfigurator NCCL tables (median error 2.9 %); nccl-tests logs of H100, A100 and GB200 clusters;
     docs/cost-model/collective.md.
     """
+    moved = sent_bytes(collective, size_bytes=size_bytes, ranks=np.asarray(ranks, dtype=np.float64))
+    line = collective_line(machine, collective, ranks=ranks, ranks_per_domain=ranks_per_domain, domains=domains)
+    time = line.time_s(moved)
+    if collective is Collective.ALL_TO_ALL:
+        across = _alltoall_across_s(machine, size_bytes=size_bytes, ranks=ranks, inside=ranks_per_domain)
+        time = np.where(np.greater(domains, 1), across, time)
+    return np.where(np.greater(moved, 0), time, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveLine:
+    """A collective over one group as a function of the bytes w that each rank sends: `a + r w + c sqrt(w)`."""
+
+    latency_s: Quantity
+    seconds_per_byte: Quantity
+    sqrt_s: Quantity
+
+    def time_s(self, moved_bytes: Quantity) -> Quantity:
+        """Time in which each rank sends `moved_bytes`, seconds."""
+        return self.latency_s + moved_bytes * self.seconds_per_byte + self.sqrt_s * np.sqrt(moved_bytes)
+
+
+def collective_line(
+    machine: Machine, collective: Collective, *, ranks: Quantity, ranks_per_domain: Quantity, domains: Quantity
+) -> CollectiveLine:
+    """Coefficients of one collective over given groups, seconds and seconds per byte, for pricing many sizes.
+
+    Parameters
+    ----------
+    machine, collective, ranks, ranks_per_domain, domains
+        As for `collective_time_s`; an all-to-all must stay in one domain.
+
+    Returns
+    -------
+    CollectiveLine
+        One entry per group.
+
+    Notes
+    -----
+    A1. to A4. of `collective_time_s`.
+
+    Source: as `collective_time_s`.
+    """
     fits = _fits(machine, collective)
     ranks, inside = np.asarray(ranks, dtype=np.float64), np.asarray(ranks_per_domain, dtype=np.float64)
-    moved = sent_bytes(collective, size_bytes=size_bytes, ranks=ranks)
-    local = _latency_s(fits, ranks) + moved / _bytes_per_s(fits, ranks) + _sqrt_s(fits, ranks) * np.sqrt(moved)
-    if collective is Collective.ALL_TO_ALL:
-        across = _alltoall_across_s(machine, fits, size_bytes=size_bytes, ranks=ranks, inside=inside)
-    else:
-        across = _ring_across_s(machine, fits, moved_bytes=moved, ranks=ranks, inside=inside, domains=domains)
+    local = CollectiveLine(
+        latency_s=_latency_s(fits, ranks),
+        seconds_per_byte=1.0 / _bytes_per_s(fits, ranks),
+        sqrt_s=_sqrt_s(fits, ranks),
+    )
+    across = _ring_across(machine, fits, ranks=ranks, inside=inside, domains=domains)
     if collective is Collective.ALL_REDUCE:
-        tree = _tree_across_s(machine, fits, moved_bytes=moved, ranks=ranks, inside=inside)
-        across = np.where(np.equal(domains, 2), tree, across)
-    return np.where(np.greater(moved, 0), np.where(np.greater(domains, 1), across, local), 0.0)
+        across = _chosen(np.equal(domains, 2), _tree_across(machine, fits, ranks=ranks, inside=inside), across)
+    return _chosen(np.greater(domains, 1), across, local)
+
+
+def _chosen(condition: Quantity, yes: CollectiveLine, no: CollectiveLine) -> CollectiveLine:
+    """Choose between two lines per plan."""
+    return CollectiveLine(
+        latency_s=np.where(condition, yes.latency_s, no.latency_s),
+        seconds_per_byte=np.where(condition, yes.seconds_per_byte, no.seconds_per_byte),
+        sqrt_s=np.where(condition, yes.sqrt_s, no.sqrt_s),
+    )
 
 
 def point_to_point_time_s(machine: Machine, *, size_bytes: Quantity, crosses_domain: Quantity) -> Quantity:
@@ -162,42 +214,33 @@ def _scale_up_bytes_per_s(fits: Sequence[CollectiveFit], inside: Quantity) -> Qu
     return np.where(np.greater(inside, 1), _bytes_per_s(fits, inside), np.inf)
 
 
-def _ring_across_s(
-    machine: Machine,
-    fits: Sequence[CollectiveFit],
-    *,
-    moved_bytes: Quantity,
-    ranks: Quantity,
-    inside: Quantity,
-    domains: Quantity,
-) -> Quantity:
-    """Time of a ring through every rank of every domain (A3)."""
-    rate = np.minimum(_scale_up_bytes_per_s(fits, inside), _members_bytes_per_s(machine, inside))
+def _ring_across(
+    machine: Machine, fits: Sequence[CollectiveFit], *, ranks: Quantity, inside: Quantity, domains: Quantity
+) -> CollectiveLine:
+    """Coefficients of a ring through every rank of every domain (A3)."""
     edges = np.subtract(domains, 1)
-    start = _latency_s(fits, ranks - edges) + machine.network.latency_s * edges
-    return start + moved_bytes / rate + _sqrt_s(fits, inside) * np.sqrt(moved_bytes)
+    rate = np.minimum(_scale_up_bytes_per_s(fits, inside), _members_bytes_per_s(machine, inside))
+    return CollectiveLine(
+        latency_s=_latency_s(fits, ranks - edges) + machine.network.latency_s * edges,
+        seconds_per_byte=1.0 / rate,
+        sqrt_s=_sqrt_s(fits, inside),
+    )
 
 
-def _tree_across_s(
-    machine: Machine, fits: Sequence[CollectiveFit], *, moved_bytes: Quantity, ranks: Quantity, inside: Quantity
-) -> Quantity:
-    """Time of an all-reduce over two domains, each of which sends its buffer once (A4)."""
+def _tree_across(
+    machine: Machine, fits: Sequence[CollectiveFit], *, ranks: Quantity, inside: Quantity
+) -> CollectiveLine:
+    """Coefficients of an all-reduce over two domains, each of which sends its buffer once (A4)."""
     network_share = 0.5 * ranks / np.maximum(np.subtract(ranks, 1), 1)
     rate = np.minimum(_scale_up_bytes_per_s(fits, inside), _members_bytes_per_s(machine, inside) / network_share)
     start = _latency_s(fits, inside) + 2.0 * machine.network.latency_s
-    transfer = moved_bytes / rate
-    return start + transfer + 2.0 * np.sqrt(start * transfer)
+    return CollectiveLine(latency_s=start, seconds_per_byte=1.0 / rate, sqrt_s=2.0 * np.sqrt(start / rate))
 
 
-def _alltoall_across_s(
-    machine: Machine,
-    fits: Sequence[CollectiveFit],
-    *,
-    size_bytes: Quantity,
-    ranks: Quantity,
-    inside: Quantity,
-) -> Quantity:
+def _alltoall_across_s(machine: Machine, *, size_bytes: Quantity, ranks: Quantity, inside: Quantity) -> Quantity:
     """Time of an all-to-all whose members lie in several domains (A5)."""
+    fits = _fits(machine, Collective.ALL_TO_ALL)
+    ranks, inside = np.asarray(ranks, dtype=np.float64), np.asarray(inside, dtype=np.float64)
     network = machine.network
     remote = size_bytes * (ranks - inside) / ranks
     local = size_bytes * np.maximum(np.subtract(inside, 1), 0) / ranks

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ap_search.cost.collective import collective_time_s
 from ap_search.cost.context import CostContext, exposed_s
-from ap_search.cost.prepared import ReplicaGroup
-from ap_search.plan.mesh import Placement
+from ap_search.cost.replicas import ReplicaGroup
 from ap_search.plan.plan import Sharding
-from ap_search.spec.machine import Collective
 from ap_search.units import Quantity
 
 FloatArray = NDArray[np.float64]
@@ -73,23 +70,19 @@ def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, 
     """
     gradient, weight = params * context.software.gradient_bytes, params * 2.0
     hybrid, full = sharding == Sharding.HSDP, sharding == Sharding.ZERO3
-    whole = _Runner(context=context, ranks=group.size, place=group.place)
     replicas = group.size // group.inner
-    part = _Runner(context=context, ranks=group.inner, place=_inside(group))
-    outer = _Runner(context=context, ranks=replicas, place=Placement(np.ones_like(replicas), replicas))
-    gather = np.where(hybrid, part.run(Collective.ALL_GATHER, weight), whole.run(Collective.ALL_GATHER, weight))
-    scatter = np.where(
-        hybrid, part.run(Collective.REDUCE_SCATTER, gradient), whole.run(Collective.REDUCE_SCATTER, gradient)
-    )
-    reduce_all = whole.run(Collective.ALL_REDUCE, gradient)
-    between = outer.run(Collective.ALL_REDUCE, gradient / group.inner)
+    away = (group.shard - 1.0) / group.shard
+    gather = np.where(group.shard > 1, group.lines.gather.time_s(weight * away), 0.0)
+    scatter = np.where(group.shard > 1, group.lines.scatter.time_s(gradient * away), 0.0)
+    everywhere = 2.0 * gradient * (group.size - 1.0) / group.size
+    reduce_all = np.where(group.size > 1, group.lines.reduce.time_s(everywhere), 0.0)
+    outside = 2.0 * gradient / group.inner * (replicas - 1.0) / replicas
+    between = np.where(replicas > 1, group.lines.between.time_s(outside), 0.0)
     each = full | hybrid
     scattered_each = each | (sharding == Sharding.ZERO2)
     once = np.where(
         hybrid, between, np.where(sharding == Sharding.NONE, reduce_all, np.where(scattered_each, 0.0, scatter))
     )
-    degree = np.where(hybrid, group.inner, group.size)
-    away = (degree - 1.0) / degree
     sharded_once = np.where(sharding == Sharding.NONE, 2.0 * gradient, weight + np.where(scattered_each, 0.0, gradient))
     return ReplicaComm(
         forward_s=np.where(each, gather, 0.0),
@@ -97,38 +90,8 @@ def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, 
         reduce_s=once,
         gather_s=np.where(each | (sharding == Sharding.NONE), 0.0, gather),
         sent_each_bytes=away * (np.where(each, 2.0 * weight, 0.0) + np.where(scattered_each, gradient, 0.0)),
-        sent_once_bytes=np.where(
-            hybrid,
-            2.0 * gradient / group.inner * (replicas - 1.0) / replicas,
-            np.where(full, 0.0, away * sharded_once),
-        ),
+        sent_once_bytes=np.where(hybrid, outside, np.where(full, 0.0, away * sharded_once)),
     )
-
-
-def _inside(group: ReplicaGroup) -> Placement:
-    """Where one HSDP replica lies: in one domain as far as its members share one."""
-    together = np.minimum(group.inner, group.place.members_per_domain)
-    return Placement(together, -(-group.inner // np.maximum(together, 1)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Runner:
-    """Collectives over one group."""
-
-    context: CostContext
-    ranks: Quantity
-    place: Placement
-
-    def run(self, collective: Collective, size_bytes: Quantity) -> Quantity:
-        """Seconds of one collective alone."""
-        return collective_time_s(
-            self.context.machine,
-            collective,
-            size_bytes=size_bytes,
-            ranks=self.ranks,
-            ranks_per_domain=self.place.members_per_domain,
-            domains=self.place.domains,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

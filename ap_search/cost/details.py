@@ -75,6 +75,10 @@ def price_plan(
         memory=memory,
         time=_time(prepared, group, plan),
         traffic=_traffic(prepared, group, plan),
+        stage_times_s=tuple(
+            float(stage.forward[0] + stage.backward[0] + stage.replica_each[0]) * plan.num_microbatches
+            for stage in group.seconds
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """What one rank sees of one micro-batch under each plan: tokens, splits and where its groups lie."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,28 +13,31 @@ from ap_search.spec.machine import Machine
 
 FloatArray = NDArray[np.float64]
 BLOCK_COLUMNS = ("tp", "cp", "ep", "etp", "mbs", "sequence_parallel", "dispatcher", "recompute")
+CODE_LIMIT = 2**62
 
 
-def distinct_rows(table: PlanTable, columns: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """Find one row per distinct combination of some columns: a kernel runs once for plans that look alike to it.
 
     Parameters
     ----------
-    table : PlanTable
-        Plans.
-    columns : tuple of str
-        Columns that the kernel depends on.
+    columns : sequence of array of int
+        Columns that the kernel depends on, each of shape (plans,), values >= 0.
 
     Returns
     -------
     tuple of array
         Row numbers of the distinct combinations, and for each plan the position of its combination among them.
     """
-    code = np.zeros(len(table), dtype=np.int64)
-    for name in columns:
-        column: IntArray = getattr(table, name)
-        values, position = np.unique(column, return_inverse=True)
-        code = code * len(values) + position
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    reach = 1
+    for column in columns:
+        width = int(column.max(initial=0)) + 1
+        if reach * width > CODE_LIMIT:
+            known, code = np.unique(code, return_inverse=True)
+            reach = len(known)
+        code = code * width + column
+        reach *= width
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), inverse.astype(np.int64)
 

@@ -148,9 +148,10 @@ def stage_bytes(prepared: Prepared, rows: NDArray[np.int64], table: PlanTable, r
     dense, router, expert = (
         array[rows] @ counts for array in (prepared.params.dense, prepared.params.router, prepared.params.expert)
     )
-    shared = state_bytes(context.software, dense, prepared.dense.degrees_of(rows))
-    routing = state_bytes(context.software, router, prepared.dense.degrees_of(rows))
-    routed = state_bytes(context.software, expert, prepared.expert.degrees_of(rows))
+    dense_group, expert_group = prepared.dense.take(rows), prepared.expert.take(rows)
+    shared = state_bytes(context.software, dense, dense_group.degrees)
+    routing = state_bytes(context.software, router, dense_group.degrees)
+    routed = state_bytes(context.software, expert, expert_group.degrees)
     saved, state = run.chunk_counts @ prepared.saved[:, shape_rows], run.chunk_counts @ prepared.state[:, shape_rows]
     held, kept = _alive(prepared, table, run, saved, state)
     again, running, exchange = (

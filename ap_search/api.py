@@ -1,0 +1,341 @@
+"""The public names: search, estimate and what they load; the command line calls these too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ap_search.cost.context import CostContext
+from ap_search.cost.details import price_plan
+from ap_search.errors import SpecError
+from ap_search.plan.plan import Layout
+from ap_search.plan.text import parse_knob_values, parse_plan
+from ap_search.result import (
+    ClusterRow,
+    ClusterSummary,
+    JobSummary,
+    ModelSummary,
+    Optimality,
+    SearchResult,
+    SearchSummary,
+    SoftwareRow,
+)
+from ap_search.search.domains import search_domains
+from ap_search.search.engine import Progress, memory_violation, run_search
+from ap_search.search.explain import explain_empty
+from ap_search.search.layouts import LayoutMaker
+from ap_search.search.rules import RuleContext, violations
+from ap_search.spec.blocks import Model
+from ap_search.spec.cluster import load_cluster
+from ap_search.spec.make_job import make_job
+from ap_search.spec.model import load_model
+from ap_search.spec.parameters import params_active, params_mtp, params_total
+from ap_search.spec.presets import preset_names
+from ap_search.spec.profiles import load_software
+
+__all__ = [
+    "estimate",
+    "list_clusters",
+    "list_models",
+    "list_software",
+    "load_cluster",
+    "load_model",
+    "load_software",
+    "search",
+]
+
+DEFAULT_CLUSTER = "h100-sxm"
+DEFAULT_SOFTWARE = "default"
+MAX_TOP = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What one call works with: rules and prices of one job."""
+
+    rules: RuleContext
+    cost: CostContext
+    cluster: ClusterSummary
+    job: JobSummary
+    model: ModelSummary
+
+
+def _setting(*, model: str | Path, devices: int, cluster: str | Path, software: str | Path, **job_flags: Any) -> _Setting:
+    """Load everything that a call names, all faults of the job at once."""
+    loaded, machine, profile = load_model(model), load_cluster(cluster), load_software(software)
+    job = make_job(machine=machine, model=loaded, devices=devices, **job_flags)
+    return _Setting(
+        rules=RuleContext(model=loaded, machine=machine, job=job),
+        cost=CostContext(model=loaded, machine=machine, software=profile, job=job),
+        cluster=ClusterSummary(
+            name=machine.name,
+            devices=job.devices,
+            device_memory_bytes=machine.device_memory_bytes,
+            assumed=machine.assumed,
+            provenance=machine.provenance,
+        ),
+        job=JobSummary(
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            precision=job.precision.value,
+            memory_limit_bytes=job.memory_limit_bytes,
+            reserve_bytes=job.reserve_bytes,
+            software=profile.name,
+            load=job.load.name,
+            target=job.target.value,
+            assumed=job.assumed,
+        ),
+        model=_model_summary(loaded),
+    )
+
+
+def _model_summary(model: Model) -> ModelSummary:
+    """Size and layers of a model, as reports show them."""
+    return ModelSummary(
+        name=model.name,
+        params_total=params_total(model),
+        params_active=params_active(model),
+        params_mtp=params_mtp(model),
+        num_layers=model.num_layers,
+        dense_layers=model.dense_layers,
+        moe_layers=model.moe_layers,
+        num_experts=model.moe.num_experts if model.moe else 0,
+        top_k=model.moe.top_k if model.moe else 0,
+        warnings=model.warnings,
+    )
+
+
+def _chosen(given: Mapping[str, Any] | Sequence[str] | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Read `--set`: a mapping of axis to values, or texts `axis=v,v`."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        raise SpecError("--set", "expects a mapping or a list of texts", "{'ep': [8, 16]} or ['ep=8,16']")
+    pairs = [(axis, _joined(values)) for axis, values in given.items()] if isinstance(given, Mapping) else []
+    for text in () if isinstance(given, Mapping) else given:
+        axis, equals, values = str(text).partition("=")
+        if not equals:
+            raise SpecError(f"--set {text}", "is no axis=value[,value...]", "such as ep=8,16")
+        pairs.append((axis.strip(), values))
+    return tuple((axis, parse_knob_values(axis, text)) for axis, text in pairs)
+
+
+def _joined(values: Any) -> str:
+    """Write one value or several as the command line does."""
+    several = isinstance(values, Sequence) and not isinstance(values, str)
+    return ",".join(str(value) for value in values) if several else str(values)
+
+
+def _quiet(what: str, share: float) -> None:
+    """Report nothing."""
+
+
+def search(
+    *,
+    model: str | Path,
+    devices: int,
+    cluster: str | Path = DEFAULT_CLUSTER,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,  # noqa: A002 (the flag's own name)
+    memory_limit_gib: float | None = None,
+    reserve_gib: float | None = None,
+    software: str | Path = DEFAULT_SOFTWARE,
+    load: str | Path = "balanced",
+    target: str = "any",
+    top: int = 10,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Find the parallel strategies that train a model fastest on a cluster (seconds per step, bytes per device).
+
+    Parameters
+    ----------
+    model : str or Path
+        Preset name, YAML of ours, or a Hugging Face config.json.
+    devices : int
+        Devices of the job, >= 1.
+    cluster : str or Path
+        Preset name or YAML.
+    global_batch, seq_len : int, optional
+        Sequences per step (1024) and tokens per sequence (4096).
+    precision : str, optional
+        `bf16`, `fp8` or `mxfp8`.
+    set : mapping or sequence of str, optional
+        Candidates per axis or knob: `{"ep": [8, 16]}` or `["ep=8,16"]`; nothing outside them is returned.
+    memory_limit_gib, reserve_gib : float, optional
+        What one device may hold, and what of it is kept free; GiB.
+    software : str or Path
+        Profile of the trainer's software.
+    load : str or Path
+        Tokens per expert: `balanced`, `zipf:A`, or a histogram file.
+    target : str
+        Only plans that this framework can run: `any`, `megatron`, `torchtitan`, `hyperparallel`, `deepspeed`.
+    top : int
+        Plans returned, 1 to 1000.
+    progress : callable, optional
+        Called with what is being done and which share of it is done, 0..1.
+
+    Returns
+    -------
+    SearchResult
+        Ranked plans, what was rejected and why; where nothing fits, what stands in the way and what would help.
+
+    Raises
+    ------
+    SpecError
+        Bad input, all faults at once.
+
+    Source: docs/cost-model/, docs/constraints.md.
+    """
+    started = perf_counter()
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MAX_TOP:
+        raise SpecError("--top", f"{top!r} is not a number of plans", f"1 to {MAX_TOP}")
+    setting = _setting(
+        model=model,
+        devices=devices,
+        cluster=cluster,
+        software=software,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        memory_limit_gib=memory_limit_gib,
+        reserve_gib=reserve_gib,
+        load=load,
+        target=target,
+    )
+    domains = search_domains(setting.rules, _chosen(set))
+    tell = progress or _quiet
+    ranking = run_search(setting.rules, setting.cost, domains, top=top, progress=tell)
+    empty = None if ranking.plans else explain_empty(setting.rules, setting.cost, domains, ranking, progress=tell)
+    return SearchResult(
+        model=setting.model,
+        cluster=setting.cluster,
+        job=setting.job,
+        search=SearchSummary(
+            candidates=ranking.candidates,
+            priced=len(ranking.table),
+            feasible=ranking.feasible,
+            elapsed_s=perf_counter() - started,
+            optimality=ranking.optimality,
+            rejections=ranking.rejections,
+        ),
+        plans=ranking.plans,
+        infeasibility=empty,
+    )
+
+
+def estimate(
+    *,
+    model: str | Path,
+    devices: int,
+    plan: str,
+    cluster: str | Path = DEFAULT_CLUSTER,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    memory_limit_gib: float | None = None,
+    reserve_gib: float | None = None,
+    software: str | Path = DEFAULT_SOFTWARE,
+    load: str | Path = "balanced",
+    target: str = "any",
+) -> SearchResult:
+    """Price one plan: seconds per step, bytes per device and stage, and every rule that it breaks.
+
+    Parameters
+    ----------
+    model, devices, cluster, global_batch, seq_len, precision, memory_limit_gib, reserve_gib, software, load, target
+        As for `search`.
+    plan : str
+        `tp=2,pp=4,ep=8`, or a plan's short name as printed.
+
+    Returns
+    -------
+    SearchResult
+        With one plan; `feasible` is false where it breaks a rule or does not fit, and it is priced all the same.
+
+    Raises
+    ------
+    SpecError
+        Bad input, all faults at once.
+
+    Source: docs/cost-model/, docs/constraints.md.
+    """
+    started = perf_counter()
+    setting = _setting(
+        model=model,
+        devices=devices,
+        cluster=cluster,
+        software=software,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+        memory_limit_gib=memory_limit_gib,
+        reserve_gib=reserve_gib,
+        load=load,
+        target=target,
+    )
+    job, loaded = setting.cost.job, setting.cost.model
+    maker = LayoutMaker(loaded, job.seq_len)
+    guessed: list[Layout] = []
+
+    def balanced(pp: int, vpp: int) -> Layout:
+        guessed.append(maker.balanced(pp, vpp))
+        return guessed[-1]
+
+    parsed = parse_plan(
+        plan, devices=job.devices, global_batch=job.global_batch, default_layout=balanced, model=loaded
+    )
+    rules = RuleContext(
+        model=loaded, machine=setting.cost.machine, job=job, explicit_layout=parsed.layout.even or not guessed
+    )
+    broken = violations(rules, parsed)
+    priced = price_plan(setting.cost, parsed, violations=broken)
+    over = memory_violation(setting.cost, priced)
+    if over is not None:
+        priced = price_plan(setting.cost, parsed, violations=(*broken, over))
+    return SearchResult(
+        model=setting.model,
+        cluster=setting.cluster,
+        job=setting.job,
+        search=SearchSummary(
+            candidates=1,
+            priced=1,
+            feasible=int(priced.feasible),
+            elapsed_s=perf_counter() - started,
+            optimality=Optimality(statement="one plan was priced, none compared", exhaustive=False),
+        ),
+        plans=(priced,),
+    )
+
+
+def list_models() -> tuple[ModelSummary, ...]:
+    """Read the model presets: sizes and layers, in order of name."""
+    return tuple(_model_summary(load_model(name)) for name in preset_names("models"))
+
+
+def list_clusters() -> tuple[ClusterRow, ...]:
+    """Read the cluster presets: device, memory, peaks and links, in order of name."""
+    rows = []
+    for name in preset_names("clusters"):
+        machine = load_cluster(name)
+        rows.append(
+            ClusterRow(
+                name=name,
+                device=machine.device,
+                memory_bytes=machine.device_memory_bytes,
+                peak_bf16_flops_per_s=machine.peak_bf16_flops_per_s,
+                devices_per_domain=machine.devices_per_domain,
+                scale_up_bytes_per_s=machine.scale_up.bytes_per_s,
+                network_bytes_per_s=machine.network.bytes_per_s,
+                sources=len(machine.sources),
+            )
+        )
+    return tuple(rows)
+
+
+def list_software() -> tuple[SoftwareRow, ...]:
+    """Read the software profiles: name and description, in order of name."""
+    profiles = (load_software(name) for name in preset_names("software"))
+    return tuple(SoftwareRow(name=profile.name, description=profile.description) for profile in profiles)

@@ -1,0 +1,177 @@
+"""Why a search came back empty, and what would help: clash of rules, nearest plan, levers in GiB, smallest device count."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ap_search.cost.context import CostContext
+from ap_search.cost.step import price_table
+from ap_search.plan.plan import Plan, Recompute, Sharding
+from ap_search.plan.table import PlanTable
+from ap_search.result import ClashingRule, Infeasibility, Lever, PricedPlan
+from ap_search.search.clash import smallest_clash
+from ap_search.search.domains import SearchDomains, search_domains
+from ap_search.search.engine import Progress, Ranking, price_in_chunks
+from ap_search.search.layouts import LayoutMaker
+from ap_search.search.rules import RuleContext, check
+from ap_search.search.rules.columns import vary
+from ap_search.search.space import build_table
+from ap_search.units import GIB, bytes_to_gib
+
+MAX_DEVICES_FACTOR = 64
+MAX_COUNTS_TRIED = 24
+LEVER_AXES = ("recompute", "sharding", "mbs", "pp", "ep", "etp", "tp", "cp", "dispatcher")
+MEMORY_HEADROOM_GIB = 0.1
+
+
+def explain_empty(
+    rules: RuleContext, context: CostContext, domains: SearchDomains, ranking: Ranking, *, progress: Progress
+) -> Infeasibility:
+    """Explain a search that found nothing that fits.
+
+    Parameters
+    ----------
+    rules : RuleContext
+        What makes a plan legal.
+    context : CostContext
+        What plans are priced with.
+    domains : SearchDomains
+        Candidates that were searched.
+    ranking : Ranking
+        What the search found.
+    progress : callable
+        Told what is being done and which share of it is done, 0..1.
+
+    Returns
+    -------
+    Infeasibility
+        Where no plan is legal: the smallest set of rules that clash. Otherwise the plan nearest to fitting, what would
+        make it smaller, and the smallest device count on which something fits.
+    """
+    smallest = _smallest_devices(rules, context, domains, progress=progress)
+    if ranking.nearest is None:
+        found = smallest_clash(rules, domains)
+        return Infeasibility(
+            message="no plan is legal: the rules below cannot hold together",
+            clash=tuple(ClashingRule(rule_id=one.rule_id, sentence=one.sentence) for one in found.clash),
+            levers=found.levers,
+            smallest_devices=smallest,
+        )
+    need, limit = ranking.nearest.memory.peak_bytes, context.job.memory_limit_bytes
+    missing = bytes_to_gib(need - limit)
+    return Infeasibility(
+        message=(
+            f"none of {len(ranking.table):,} legal plans fits: the nearest needs {bytes_to_gib(need):.1f} GiB, "
+            f"{missing:.1f} GiB more than the limit of {bytes_to_gib(limit):.1f} GiB"
+        ),
+        nearest=ranking.nearest,
+        levers=(*_memory_levers(rules, context, domains, ranking.nearest), _limit_lever(need, limit)),
+        smallest_devices=smallest,
+    )
+
+
+def _limit_lever(need: int, limit: int) -> Lever:
+    """Name the memory limit on which the nearest plan would fit."""
+    wanted = need / GIB + MEMORY_HEADROOM_GIB
+    return Lever(
+        change=f"devices with {wanted:.1f} GiB (--memory-limit-gib {wanted:.1f})",
+        effect=f"the nearest plan fits: {bytes_to_gib(need - limit):.1f} GiB more per device",
+    )
+
+
+def _memory_levers(
+    rules: RuleContext, context: CostContext, domains: SearchDomains, nearest: PricedPlan
+) -> tuple[Lever, ...]:
+    """Single legal changes outside the searched candidates that shrink the nearest plan, the strongest first."""
+    plan, need = nearest.plan, nearest.memory.peak_bytes
+    found: list[tuple[float, Lever]] = []
+    open_rules = replace(rules, sharding_of_one=None, dispatcher_of_one=None)
+    for axis, values in _outside(rules, domains):
+        table = vary(open_rules, plan, axis=axis, values=np.array(values, dtype=np.int64))
+        table = table.take(check(open_rules, table).legal)
+        if len(table):
+            peak = price_table(context, table).peak_bytes
+            best = int(peak.argmin())
+            saved = bytes_to_gib(need - float(peak[best]))
+            if saved > 0.0:
+                found.append((saved, _lever(axis, table.row(best), saved)))
+    return tuple(lever for _, lever in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _outside(rules: RuleContext, domains: SearchDomains) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Values of each axis that the user's own --set left out."""
+    everything = search_domains(rules)
+    for axis in LEVER_AXES:
+        searched = set(getattr(domains, axis))
+        left = tuple(value for value in getattr(everything, axis) if value not in searched)
+        if left:
+            yield axis, left
+
+
+def _lever(axis: str, plan: Plan, saved_gib: float) -> Lever:
+    """Word one change with its effect in GiB."""
+    from ap_search.plan.text import knob_text
+
+    return Lever(change=f"allow {axis}={knob_text(axis, int(getattr(plan, axis)))}", effect=f"{saved_gib:.1f} GiB less")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Probe:
+    """Asks whether anything fits on a number of devices, with the most saving values of the knobs that are open."""
+
+    rules: RuleContext
+    context: CostContext
+    domains: SearchDomains
+
+    def fits(self, devices: int) -> bool:
+        """Whether the sparing plans on `devices` devices include one that fits."""
+        job = replace(self.context.job, devices=devices)
+        rules = replace(self.rules, job=job)
+        context = replace(self.context, job=job)
+        table = build_table(rules, self._sparing(rules), layout_for=self._layouts()).table
+        if not len(table):
+            return False
+        price = price_in_chunks(context, table, lambda what, share: None)
+        return bool((price.peak_bytes <= job.memory_limit_bytes).any())
+
+    def _layouts(self) -> LayoutMaker:
+        return LayoutMaker(self.context.model, self.context.job.seq_len)
+
+    def _sparing(self, rules: RuleContext) -> SearchDomains:
+        """Keep what the user fixed; of the rest the smallest micro-batch, full sharding and the strongest recompute."""
+        fresh = search_domains(rules)
+        kept = {axis: getattr(self.domains, axis) for axis in self.domains.fixed}
+        sparing = {
+            "mbs": fresh.mbs[:1],
+            "vpp": (1,),
+            "sharding": tuple(v for v in fresh.sharding if v in (Sharding.ZERO1, Sharding.ZERO3)),
+            "recompute": (int(Recompute.FULL),),
+            "dispatcher": fresh.dispatcher[:1],
+        }
+        return replace(fresh, **{**sparing, **kept}, fixed=self.domains.fixed)
+
+
+def _smallest_devices(
+    rules: RuleContext, context: CostContext, domains: SearchDomains, *, progress: Progress
+) -> int | None:
+    """Find the smallest number of devices, in whole scale-up domains, on which a sparing plan fits; None within 64 times."""
+    probe = _Probe(rules=rules, context=context, domains=domains)
+    devices = context.job.devices
+    step = context.machine.devices_per_domain if devices >= context.machine.devices_per_domain else 1
+    low, high = devices, devices
+    while True:
+        high = -(-high * 2 // step) * step
+        if high > devices * MAX_DEVICES_FACTOR:
+            return None
+        progress(f"trying {high} devices", 0.5)
+        if probe.fits(high):
+            break
+        low = high
+    # Not every count between can be divided by the model's sizes, so walk them instead of bisecting.
+    stride = max(step, -(-(high - low) // (MAX_COUNTS_TRIED * step)) * step)
+    for count in range(low + stride, high, stride):
+        progress(f"trying {count} devices", 0.8)
+        if probe.fits(count):
+            return count
+    return high
