@@ -179,8 +179,12 @@ def test_dualpipe_is_met_within_seven_per_cent_for_unequal_stages(forward: list[
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_runs_of_equal_stages_price_as_the_stages_themselves(schedule: Schedule) -> None:
-    forward, length = [1.2, 1.0, 1.7], [1, 6, 1]
+@pytest.mark.parametrize(
+    ("forward", "length"), [([1.0], [8]), ([1.2, 1.0, 1.7], [1, 6, 1]), ([1.0, 1.1], [6, 2]), ([1.5, 1.0], [2, 6])]
+)
+def test_runs_of_equal_stages_price_as_the_stages_themselves(
+    schedule: Schedule, forward: list[float], length: list[int]
+) -> None:
     each = [value for value, times in zip(forward, length, strict=True) for _ in range(times)]
     short = price(
         schedule, forward, [2 * f for f in forward], 24, weight_grad=forward, run_length=length, vpp=2, hop_s=0.1
