@@ -55,11 +55,15 @@ def kinds_by_load(model: Model, load: Load) -> tuple[Model, tuple[int, ...]]:
     -------
     tuple
         The model (unchanged for a single row), and for each kind its row of the load, -1 for kinds without experts.
+
+    Notes
+    -----
+    A1. MTP modules that hold a kind of their own take the load of the last MoE layer.
     """
     if load.shares is None or len(load.shares) == 1:
         return model, tuple(0 if kind.is_moe else -1 for kind in model.kinds)
     kinds: list[LayerKind] = list(model.kinds)
-    rows = [-1] * len(kinds)
+    rows = [len(load.shares) - 1 if kind.is_moe else -1 for kind in kinds]
     layers = list(model.layers)
     for row, layer in enumerate(model.moe_layers):
         kinds.append(model.kinds[layers[layer]])
@@ -164,10 +168,10 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
             shape = dispatch_shape(context, kind.ffn, shapes, load_ratio=ratio, kept_ratio=np.ones(len(table)))
         times.append(layer_time(context, kind, shapes, shape))
         memories.append(layer_memory(kind, model.hidden_size, shapes, shape))
-    last = model.layers[-1]
+    repeated = model.mtp_index
     head = head_time(context, shapes)
-    mtp_time = times[last].plus(mtp_projection_time(context, shapes)).plus(head)
-    mtp = mtp_memory(model.hidden_size, shapes, memories[last])
+    mtp_time = times[repeated].plus(mtp_projection_time(context, shapes)).plus(head)
+    mtp = mtp_memory(model.hidden_size, shapes, memories[repeated])
     return BlockCosts(
         times=(*times, embedding_time(context, shapes), mtp_time, head),
         memories=(*memories, embedding_memory(shapes), mtp, head_memory(model.hidden_size, shapes)),

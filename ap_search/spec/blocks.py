@@ -179,9 +179,14 @@ class Model:
         return len(self.layers)
 
     @property
+    def mtp_index(self) -> int:
+        """Index into `kinds` of the layer that an MTP module holds: the last layer's unless the model names another."""
+        return self.layers[-1] if self.mtp_kind_index is None else self.mtp_kind_index
+
+    @property
     def mtp_kind(self) -> LayerKind:
-        """The layer kind that an MTP module holds: the last layer's unless the model names another."""
-        return self.kinds[self.layers[-1] if self.mtp_kind_index is None else self.mtp_kind_index]
+        """The layer kind that an MTP module holds."""
+        return self.kinds[self.mtp_index]
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
