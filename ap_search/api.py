@@ -61,7 +61,9 @@ class _Setting:
     model: ModelSummary
 
 
-def _setting(*, model: str | Path, devices: int, cluster: str | Path, software: str | Path, **job_flags: Any) -> _Setting:
+def _setting(
+    *, model: str | Path, devices: int, cluster: str | Path, software: str | Path, **job_flags: Any
+) -> _Setting:
     """Load everything that a call names, all faults of the job at once."""
     loaded, machine, profile = load_model(model), load_cluster(cluster), load_software(software)
     job = make_job(machine=machine, model=loaded, devices=devices, **job_flags)
@@ -284,9 +286,7 @@ def estimate(
         guessed.append(maker.balanced(pp, vpp))
         return guessed[-1]
 
-    parsed = parse_plan(
-        plan, devices=job.devices, global_batch=job.global_batch, default_layout=balanced, model=loaded
-    )
+    parsed = parse_plan(plan, devices=job.devices, global_batch=job.global_batch, default_layout=balanced, model=loaded)
     rules = RuleContext(
         model=loaded, machine=setting.cost.machine, job=job, explicit_layout=parsed.layout.even or not guessed
     )

@@ -7,19 +7,24 @@ from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.flops import model_flops_per_token
+from ap_search.cost.group import PlanGroup, plan_group
 from ap_search.cost.parts import Part, Wire
-from ap_search.cost.prepared import Prepared, prepare
-from ap_search.cost.stage_memory import Moment, StageBytes
-from ap_search.cost.step import GroupPrice, price_group
+from ap_search.cost.prepared import prepare
+from ap_search.cost.stage_memory import Moment, StageBytes, stage_bytes
+from ap_search.cost.stages import StageRun, stage_runs
+from ap_search.cost.state import ParamBytes
+from ap_search.cost.step import GroupTime, group_time
 from ap_search.plan.plan import Plan
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import plan_name
 from ap_search.result import MemoryBreakdown, PricedPlan, StageMemory, StateBytes, TimeBreakdown, Traffic, Violation
 from ap_search.spec.job import Precision
-from ap_search.units import BF16_BYTES
+from ap_search.units import BF16_BYTES, Quantity
 
 FloatArray = NDArray[np.float64]
 LARGEST_SHOWN = 4
+# Sums of floats may exceed a whole number of bytes by less than this.
+ROUNDING_BYTES = 1e-3
 
 
 def price_plan(
@@ -50,17 +55,18 @@ def price_plan(
 
     Source: docs/cost-model/.
     """
-    prepared = prepare(context, PlanTable.from_plans([plan]))
-    group = price_group(prepared, np.zeros(1, dtype=np.int64), every_stage=True)
+    group = plan_group(prepare(context, PlanTable.from_plans([plan])), np.zeros(1, dtype=np.int64))
+    runs = stage_runs(group.context.model, group.layout, schedule=group.schedule, every=True)
+    timed = group_time(group, runs)
     job = context.job
-    step_s = float(group.step_s[0])
+    step_s = float(timed.step_s[0])
     tokens = job.global_batch * job.seq_len / step_s / job.devices
     rate = tokens * model_flops_per_token(context.model, job.seq_len)
     machine = context.machine
     peak = machine.peak_bf16_flops_per_s if job.precision is Precision.BF16 else machine.peak_fp8_flops_per_s
     memory = MemoryBreakdown(
         limit_bytes=job.memory_limit_bytes,
-        stages=tuple(_stage_memory(run.stage, group.memories[index]) for index, run in enumerate(group.runs)),
+        stages=tuple(_stage_memory(run.stage, stage_bytes(group, run)) for run in runs),
     )
     return PricedPlan(
         rank=rank,
@@ -73,71 +79,76 @@ def price_plan(
         model_flops_per_s_per_device=rate,
         mfu_ratio=rate / peak,
         memory=memory,
-        time=_time(prepared, group, plan),
-        traffic=_traffic(prepared, group, plan),
+        time=_time(group, runs, timed),
+        traffic=_traffic(group, runs, timed),
         stage_times_s=tuple(
             float(stage.forward[0] + stage.backward[0] + stage.replica_each[0]) * plan.num_microbatches
-            for stage in group.seconds
+            for stage in timed.seconds
         ),
+    )
+
+
+def _whole(array: Quantity) -> int:
+    """Round the only entry of an array of bytes up to whole ones."""
+    return ceil(float(np.asarray(array)[0]) - ROUNDING_BYTES)
+
+
+def _state(params: FloatArray, kept: ParamBytes) -> StateBytes:
+    """Weights, gradients and optimizer state of some parameters in whole bytes."""
+    return StateBytes(
+        weights_bytes=_whole(params * kept.weights),
+        gradients_bytes=_whole(params * kept.gradients),
+        optimizer_bytes=_whole(params * kept.optimizer),
     )
 
 
 def _stage_memory(stage: int, parts: StageBytes) -> StageMemory:
     """Turn the arrays of one stage (one row) into a record of whole bytes."""
-
-    def whole(array: FloatArray) -> int:
-        return ceil(float(array[0]) - 1e-3)
-
+    shared = _state(parts.shared, parts.shared_kept)
+    expert = _state(parts.expert, parts.expert_kept)
+    router = _whole(parts.router * parts.shared_kept.total)
     named = (
-        ("expert weights", parts.expert_weights),
-        ("expert gradients", parts.expert_gradients),
-        ("expert optimizer state", parts.expert_optimizer),
-        ("shared weights", parts.shared_weights),
-        ("shared gradients", parts.shared_gradients),
-        ("shared optimizer state", parts.shared_optimizer),
-        ("router state", parts.router),
-        ("activations in flight", parts.activations),
-        ("dispatch state and buffers", parts.dispatch),
-        ("logits and loss", parts.logits),
-        ("gradient buckets and workspaces", parts.buffers),
+        ("expert weights", expert.weights_bytes),
+        ("expert gradients", expert.gradients_bytes),
+        ("expert optimizer state", expert.optimizer_bytes),
+        ("shared weights", shared.weights_bytes),
+        ("shared gradients", shared.gradients_bytes),
+        ("shared optimizer state", shared.optimizer_bytes),
+        ("router state", router),
+        ("activations in flight", _whole(parts.activations)),
+        ("dispatch state and buffers", _whole(parts.dispatch)),
+        ("logits and loss", _whole(parts.logits)),
+        ("gradient buckets and workspaces", _whole(parts.buffers)),
     )
-    ranked = sorted(((name, whole(array)) for name, array in named), key=lambda pair: -pair[1])
+    ranked = sorted(named, key=lambda pair: -pair[1])
     return StageMemory(
         stage=stage,
         moment=Moment(int(parts.moment[0])).name.lower(),
-        shared=StateBytes(
-            weights_bytes=whole(parts.shared_weights),
-            gradients_bytes=whole(parts.shared_gradients),
-            optimizer_bytes=whole(parts.shared_optimizer),
-        ),
-        expert=StateBytes(
-            weights_bytes=whole(parts.expert_weights),
-            gradients_bytes=whole(parts.expert_gradients),
-            optimizer_bytes=whole(parts.expert_optimizer),
-        ),
-        router_bytes=whole(parts.router),
-        activations_bytes=whole(parts.activations),
-        dispatch_bytes=whole(parts.dispatch),
-        logits_bytes=whole(parts.logits),
-        buffers_bytes=whole(parts.buffers),
-        reserve_bytes=whole(parts.reserve),
+        shared=shared,
+        expert=expert,
+        router_bytes=router,
+        activations_bytes=_whole(parts.activations),
+        dispatch_bytes=_whole(parts.dispatch),
+        logits_bytes=_whole(parts.logits),
+        buffers_bytes=_whole(parts.buffers),
+        reserve_bytes=ceil(parts.reserve),
         largest=tuple(pair for pair in ranked[:LARGEST_SHOWN] if pair[1] > 0),
     )
 
 
-def _time(prepared: Prepared, group: GroupPrice, plan: Plan) -> TimeBreakdown:
+def _time(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> TimeBreakdown:
     """Exposed seconds per part on the critical stage."""
-    critical = int(group.span.critical[0])
-    run, stage = group.runs[critical], group.seconds[critical]
+    critical, plan = int(timed.span.critical[0]), group.table.row(0)
+    run, stage = runs[critical], timed.seconds[critical]
     counts = run.counts * run.share * plan.num_microbatches
     parts = sum(
         (
             count * (time.forward + time.backward)[:, 0]
-            for count, time in zip(counts, prepared.blocks.times, strict=True)
+            for count, time in zip(counts, group.prepared.blocks.times, strict=True)
         ),
         start=np.zeros(len(Part)),
     )
-    last = group.seconds[int(group.last[0])]
+    last = timed.seconds[int(timed.last[0])]
     return TimeBreakdown(
         attention_s=float(parts[Part.ATTENTION]),
         dense_ffn_s=float(parts[Part.DENSE_FFN]),
@@ -150,8 +161,8 @@ def _time(prepared: Prepared, group: GroupPrice, plan: Plan) -> TimeBreakdown:
         recompute_s=float(parts[Part.RECOMPUTE]),
         tp_comm_s=float(parts[Part.TP_COMM]),
         cp_comm_s=float(parts[Part.CP_COMM]),
-        pp_comm_s=float(group.span.hop_s[0]),
-        bubble_s=float(group.span.bubble_s[0]),
+        pp_comm_s=float(timed.span.hop_s[0]),
+        bubble_s=float(timed.span.bubble_s[0]),
         dp_comm_s=float(stage.replica_each[0] * plan.num_microbatches + last.replica_once[0]),
         optimizer_s=float(last.optimizer[0]),
         other_s=float(parts[Part.OTHER]),
@@ -159,19 +170,19 @@ def _time(prepared: Prepared, group: GroupPrice, plan: Plan) -> TimeBreakdown:
     )
 
 
-def _traffic(prepared: Prepared, group: GroupPrice, plan: Plan) -> Traffic:
+def _traffic(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> Traffic:
     """Bytes that the busiest device of the critical stage sends in one step."""
-    critical = int(group.span.critical[0])
-    run, stage = group.runs[critical], group.seconds[critical]
+    critical, plan = int(timed.span.critical[0]), group.table.row(0)
+    run, stage = runs[critical], timed.seconds[critical]
     counts = run.counts * run.share * plan.num_microbatches
     sent = sum(
         (
             count * (time.sent_forward + time.sent_backward)[:, 0]
-            for count, time in zip(counts, prepared.blocks.times, strict=True)
+            for count, time in zip(counts, group.prepared.blocks.times, strict=True)
         ),
         start=np.zeros(len(Wire)),
     )
-    hop = float(prepared.blocks.shapes.local_tokens[0]) * prepared.model.hidden_size * BF16_BYTES
+    hop = float(group.local_tokens[0]) * group.context.model.hidden_size * BF16_BYTES
     ends = (run.stage == 0) + (run.stage == plan.pp - 1)
     sends = (2 * plan.vpp - ends) * plan.num_microbatches if plan.pp > 1 else 0
     each, once = np.asarray(stage.replica.sent_each_bytes), np.asarray(stage.replica.sent_once_bytes)

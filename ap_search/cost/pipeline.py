@@ -62,7 +62,13 @@ class Makespan:
 
 
 def makespan(
-    *, stages: StageTimes, schedule: Quantity, vpp: Quantity, num_microbatches: Quantity, hop_s: Quantity = 0.0
+    *,
+    stages: StageTimes,
+    schedule: Quantity,
+    vpp: Quantity,
+    num_microbatches: Quantity,
+    hop_s: Quantity = 0.0,
+    hop_overlap_ratio: float = 1.0,
 ) -> Makespan:
     """Seconds from the first forward to the last backward of a step, and the stage that sets them.
 
@@ -76,6 +82,8 @@ def makespan(
         Chunks per stage and micro-batches per step (of both directions for dualpipe), at least 1, shape (plans,).
     hop_s : Quantity
         One transfer of activations to the next stage, seconds, shape (plans,).
+    hop_overlap_ratio : float
+        Share of the interleaved schedule's transfers that run beside compute, 0..1.
 
     Returns
     -------
@@ -113,7 +121,14 @@ def makespan(
     tied = spans >= longest - _TIE_RATIO * np.abs(longest)
     critical = np.where(tied, busy, -np.inf).argmax(axis=-1)
     busy_s = np.take_along_axis(busy, critical[..., None], axis=-1)[..., 0]
-    hops = exposed_hops(schedule=schedule, pp=pp, vpp=vpp, num_microbatches=num_microbatches, group=group)
+    hops = exposed_hops(
+        schedule=schedule,
+        pp=pp,
+        vpp=vpp,
+        num_microbatches=num_microbatches,
+        group=group,
+        overlap_ratio=hop_overlap_ratio,
+    )
     return Makespan(busy_s=busy_s, bubble_s=longest[..., 0] - busy_s, hop_s=hops * hop_s, critical=critical)
 
 
@@ -268,7 +283,13 @@ def dualpipe_bubble_s(*, stages: StageTimes) -> FloatArray:
 
 
 def exposed_hops(
-    *, schedule: Quantity, pp: Quantity, vpp: Quantity, num_microbatches: Quantity, group: Quantity
+    *,
+    schedule: Quantity,
+    pp: Quantity,
+    vpp: Quantity,
+    num_microbatches: Quantity,
+    group: Quantity,
+    overlap_ratio: float = 1.0,
 ) -> FloatArray:
     """Transfers between stages that lengthen the step, a count, shape (plans,).
 
@@ -278,6 +299,9 @@ def exposed_hops(
         Values of `Schedule`.
     pp, vpp, num_microbatches, group : Quantity
         Stages, chunks per stage, micro-batches, and `interleave_group` of them.
+    overlap_ratio : float
+        Share of the interleaved schedule's transfers that run beside compute, 0..1; the others are all waited for,
+        2 m v of them besides fill and drain.
 
     Returns
     -------
@@ -297,6 +321,7 @@ def exposed_hops(
     ends = 2.0 * (stages - 1)
     loops = ends + 2 * (count - 1) - 2 * np.ceil((count - 1) / stages)
     chain = np.where(np.asarray(group) > stages, ends, 2.0 * (stages * np.asarray(vpp) - 1))
+    chain = overlap_ratio * chain + (1.0 - overlap_ratio) * (ends + 2.0 * count * np.asarray(vpp))
     dual = count * (stages - 1) / stages + 3 * (stages / 2 - 1) + 1
     hops = np.select(
         [code == Schedule.GPIPE, code == Schedule.ZB_H1, code == Schedule.INTERLEAVED, code == Schedule.DUALPIPE],

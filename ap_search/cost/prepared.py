@@ -15,14 +15,16 @@ from ap_search.spec.blocks import Model
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+PARAM_COLUMNS = ("tp", "ep", "etp", "pp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
     """Costs that do not depend on stages.
 
-    Block arrays have shape (blocks, shapes); `shape_of` maps a plan to its shape. `saved`, `state`, `recomputed`,
-    `transient`, `exchange` are bytes, `forward`, `backward`, `weight_grad` seconds of one micro-batch.
+    Block arrays have shape (blocks, shapes); `shape_of` maps a plan to its shape, `params_of` to its row of `params`.
+    `saved`, `state`, `recomputed`, `transient`, `exchange` are bytes, `forward`, `backward`, `weight_grad` seconds of
+    one micro-batch.
     """
 
     context: CostContext
@@ -31,6 +33,7 @@ class Prepared:
     blocks: BlockCosts
     shape_of: IntArray
     params: BlockParams
+    params_of: IntArray
     dense: ReplicaGroup
     expert: ReplicaGroup
     saved: FloatArray
@@ -56,12 +59,13 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
     Returns
     -------
     Prepared
-        What `stage_bytes` and `stage_seconds` read.
+        What `plan_group` reads.
     """
     model, load_rows = kinds_by_load(context.model, context.job.load)
     context = CostContext(model=model, machine=context.machine, software=context.software, job=context.job)
     first, shape_of = distinct_rows([getattr(table, name) for name in BLOCK_COLUMNS])
     blocks = block_costs(context, table.take(first), load_rows)
+    alike, params_of = distinct_rows([getattr(table, name) for name in PARAM_COLUMNS])
     dense, expert = replica_groups(context, table)
     return Prepared(
         context=context,
@@ -69,7 +73,8 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
         table=table,
         blocks=blocks,
         shape_of=shape_of,
-        params=block_params(model, context.software, table),
+        params=block_params(model, context.software, table.take(alike)),
+        params_of=params_of,
         dense=dense,
         expert=expert,
         saved=blocks.bytes_of("saved"),

@@ -1,6 +1,7 @@
 """Data-parallel groups of dense parameters and of experts: sizes, splits, coefficients of their collectives."""
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from ap_search.cost.collective import CollectiveLine, collective_line
 from ap_search.cost.context import CostContext
 from ap_search.cost.shapes import distinct_rows
-from ap_search.cost.state import ShardDegrees, shard_degrees
+from ap_search.cost.state import ParamBytes, ShardDegrees, param_bytes, shard_degrees
 from ap_search.plan.mesh import Placement, plan_placement
 from ap_search.plan.plan import Sharding
 from ap_search.plan.table import PlanTable
@@ -17,9 +18,12 @@ from ap_search.spec.machine import Collective, Machine
 IntArray = NDArray[np.int64]
 
 
-def _line_rows(line: CollectiveLine, rows: IntArray) -> CollectiveLine:
-    """Select some plans."""
-    return CollectiveLine(**{part.name: np.asarray(getattr(line, part.name))[rows] for part in fields(line)})
+Columns = TypeVar("Columns", CollectiveLine, ShardDegrees, ParamBytes)
+
+
+def _rows_of(columns: Columns, rows: IntArray) -> Columns:
+    """Select some plans of a record whose fields are arrays over plans."""
+    return type(columns)(**{part.name: np.asarray(getattr(columns, part.name))[rows] for part in fields(columns)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +41,7 @@ class ReplicaLines:
 
     def take(self, rows: IntArray) -> "ReplicaLines":
         """Select some plans."""
-        return ReplicaLines(**{part.name: _line_rows(getattr(self, part.name), rows) for part in fields(self)})
+        return ReplicaLines(**{part.name: _rows_of(getattr(self, part.name), rows) for part in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,23 +49,24 @@ class ReplicaGroup:
     """The data-parallel group of one class of parameters (dense: dp x cp, experts: edp), arrays over plans.
 
     `size` ranks in all; HSDP cuts them into replicas of `inner`, each in one domain; `shard` ranks split what is split:
-    `inner` under HSDP, otherwise `size`.
+    `inner` under HSDP, otherwise `size`; `kept` are bytes per parameter, `degrees` how they are split.
     """
 
     size: IntArray
     inner: IntArray
     shard: IntArray
     degrees: ShardDegrees
+    kept: ParamBytes
     lines: ReplicaLines
 
     def take(self, rows: IntArray) -> "ReplicaGroup":
         """Select some plans."""
-        split = {part.name: np.asarray(getattr(self.degrees, part.name))[rows] for part in fields(self.degrees)}
         return ReplicaGroup(
             size=self.size[rows],
             inner=self.inner[rows],
             shard=self.shard[rows],
-            degrees=ShardDegrees(**split),
+            degrees=_rows_of(self.degrees, rows),
+            kept=_rows_of(self.kept, rows),
             lines=self.lines.take(rows),
         )
 
@@ -110,23 +115,27 @@ def replica_groups(context: CostContext, table: PlanTable) -> tuple[ReplicaGroup
     expert = plan_placement(table, group="edp", domain_size=domain, world=world)
     replicas = hsdp_replicas(table, dense)
     return (
-        _group(context.machine, table, size=table.dp * table.cp, place=dense, replicas=replicas),
-        _group(context.machine, table, size=table.edp, place=expert, replicas=replicas),
+        _group(context, table, size=table.dp * table.cp, place=dense, replicas=replicas),
+        _group(context, table, size=table.edp, place=expert, replicas=replicas),
     )
 
 
-def _group(machine: Machine, table: PlanTable, *, size: IntArray, place: Placement, replicas: IntArray) -> ReplicaGroup:
+def _group(
+    context: CostContext, table: PlanTable, *, size: IntArray, place: Placement, replicas: IntArray
+) -> ReplicaGroup:
     """One group; coefficients are worked out once per distinct size and placement."""
     inner = np.maximum(size // replicas, 1)
     hybrid = table.sharding == Sharding.HSDP
     columns = (size, inner, place.members_per_domain, place.domains, hybrid.astype(np.int64))
     first, position = distinct_rows(columns)
+    degrees = shard_degrees(table.sharding, group=size, inner=inner)
     return ReplicaGroup(
         size=size,
         inner=inner,
         shard=np.where(hybrid, inner, size),
-        degrees=shard_degrees(table.sharding, group=size, inner=inner),
-        lines=_lines(machine, *(column[first] for column in columns)).take(position),
+        degrees=degrees,
+        kept=param_bytes(context.software, degrees),
+        lines=_lines(context.machine, *(column[first] for column in columns)).take(position),
     )
 
 

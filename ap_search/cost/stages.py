@@ -1,11 +1,11 @@
 """Stages of a layout: which blocks each pipeline stage holds, equal neighbours written once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ap_search.plan.layout import block_counts
-from ap_search.plan.plan import Layout
+from ap_search.plan.plan import Layout, Schedule
 from ap_search.plan.table import IntArray
 from ap_search.spec.blocks import Model
 
@@ -14,11 +14,13 @@ from ap_search.spec.blocks import Model
 class StageRun:
     """Consecutive stages that hold the same blocks.
 
+    `depth` is the stage whose micro-batches in flight it keeps (its mirror's in the second half of DualPipe).
     `chunk_counts` has shape (chunks, blocks): blocks of each chunk of one such stage; under DualPipe the two "chunks"
     are the two stages that a device holds, each of which sees half of the micro-batches (`share`).
     """
 
     stage: int
+    depth: int
     length: int
     chunk_counts: IntArray
     share: float
@@ -30,7 +32,7 @@ class StageRun:
         return total
 
 
-def stage_runs(model: Model, layout: Layout, *, dualpipe: bool, every: bool) -> tuple[StageRun, ...]:
+def stage_runs(model: Model, layout: Layout, *, schedule: Schedule, every: bool) -> tuple[StageRun, ...]:
     """List the stages of a layout, runs of equal neighbours as one entry.
 
     Parameters
@@ -39,8 +41,8 @@ def stage_runs(model: Model, layout: Layout, *, dualpipe: bool, every: bool) -> 
         Layers and their kinds.
     layout : Layout
         Layers per virtual stage.
-    dualpipe : bool
-        Whether device r holds stages r and pp-1-r.
+    schedule : Schedule
+        Interleaved keeps chunks apart; under DualPipe device r holds stages r and pp-1-r.
     every : bool
         Whether each stage is wanted as an entry of its own.
 
@@ -50,18 +52,16 @@ def stage_runs(model: Model, layout: Layout, *, dualpipe: bool, every: bool) -> 
         In stage order; lengths sum to pp. The first stage of a run keeps the most micro-batches in flight.
     """
     counts = block_counts(model, layout)
-    if dualpipe:
-        paired = [np.stack([counts[0, stage], counts[0, layout.pp - 1 - stage]]) for stage in range(layout.pp)]
-        half = layout.pp // 2
-        # Mirror devices hold the same two stages: the first half's order stands for both.
-        contents = [paired[min(stage, layout.pp - 1 - stage)] for stage in range(layout.pp)] if half else paired
-    else:
-        contents = [counts[:, stage] for stage in range(layout.pp)]
+    if schedule != Schedule.INTERLEAVED:
+        counts = counts.sum(axis=0, keepdims=True)
     runs: list[StageRun] = []
-    for stage, content in enumerate(contents):
+    for stage in range(layout.pp):
+        depth = min(stage, layout.pp - 1 - stage) if schedule == Schedule.DUALPIPE else stage
+        content = counts[0, [depth, layout.pp - 1 - depth]] if schedule == Schedule.DUALPIPE else counts[:, stage]
+        share = 0.5 if schedule == Schedule.DUALPIPE else 1.0
         last = runs[-1] if runs else None
         if last is not None and not every and np.array_equal(last.chunk_counts, content):
-            runs[-1] = StageRun(stage=last.stage, length=last.length + 1, chunk_counts=content, share=last.share)
+            runs[-1] = replace(last, length=last.length + 1)
         else:
-            runs.append(StageRun(stage=stage, length=1, chunk_counts=content, share=0.5 if dualpipe else 1.0))
+            runs.append(StageRun(stage=stage, depth=depth, length=1, chunk_counts=content, share=share))
     return tuple(runs)

@@ -111,7 +111,7 @@ def _mtp_columns(
     model: Model, kinds: list[tuple[FloatArray, FloatArray, FloatArray]], table: PlanTable
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Dense, router and expert parameters per rank of one MTP module: a layer, a projection, three norms."""
-    dense, router, expert = kinds[model.layers[-1]]
+    dense, router, expert = kinds[model.mtp_index]
     norms = 3 * model.hidden_size * model.norm_params_per_element
     projection = mtp_extra_params(model) - norms
     return dense + projection / table.tp + norms, router, expert
@@ -156,22 +156,30 @@ def shard_degrees(sharding: Quantity, *, group: Quantity, inner: Quantity) -> Sh
     )
 
 
-def state_bytes(software: Software, params: Quantity, degrees: ShardDegrees) -> tuple[Quantity, Quantity, Quantity]:
-    """Bytes of weights, gradients and optimizer state that one device keeps for `params` parameters.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParamBytes:
+    """Bytes that one device keeps per parameter of its rank: weights, gradients, optimizer state, and their sum."""
+
+    weights: Quantity
+    gradients: Quantity
+    optimizer: Quantity
+    total: Quantity
+
+
+def param_bytes(software: Software, degrees: ShardDegrees) -> ParamBytes:
+    """Bytes of weights, gradients and optimizer state that one device keeps per parameter of its rank.
 
     Parameters
     ----------
     software : Software
         Bytes per parameter of weights, gradients, fp32 master and moments.
-    params : Quantity
-        Parameters of this rank before sharding, a count.
     degrees : ShardDegrees
         From `shard_degrees`.
 
     Returns
     -------
-    tuple of Quantity
-        Weights, gradients, optimizer state; bytes.
+    ParamBytes
+        Each divided by the ranks that split it.
 
     Notes
     -----
@@ -179,12 +187,10 @@ def state_bytes(software: Software, params: Quantity, degrees: ShardDegrees) -> 
 
     Source: as `shard_degrees`; 18 = 2 + 4 + 12 bytes with bf16 weights, fp32 gradients, fp32 master and Adam moments.
     """
-    optimizer = software.master_bytes + software.moment_bytes
-    return (
-        software.weight_bytes * params / degrees.weights,
-        software.gradient_bytes * params / degrees.gradients,
-        optimizer * params / degrees.optimizer,
-    )
+    weights = software.weight_bytes / degrees.weights
+    gradients = software.gradient_bytes / degrees.gradients
+    optimizer = (software.master_bytes + software.moment_bytes) / degrees.optimizer
+    return ParamBytes(weights=weights, gradients=gradients, optimizer=optimizer, total=weights + gradients + optimizer)
 
 
 def bucket_bytes(

@@ -64,7 +64,7 @@ def price_in_chunks(context: CostContext, table: PlanTable, progress: Progress) 
     step, peak = np.empty(len(table)), np.empty(len(table))
     for start in range(0, len(table), CHUNK_ROWS):
         rows = order[start : start + CHUNK_ROWS]
-        price = price_table(context, table.take(rows))
+        price = price_table(context, table.take(rows), limit_bytes=context.job.memory_limit_bytes)
         step[rows], peak[rows] = price.step_s, price.peak_bytes
         progress("pricing plans", min(1.0, (start + CHUNK_ROWS) / len(table)))
     return TablePrice(step_s=step, peak_bytes=peak)
@@ -196,7 +196,8 @@ def _optimality(plans: tuple[PricedPlan, ...], priced: int, candidates: int) -> 
         )
     return Optimality(
         statement=(
-            f"the best of all {candidates:,} candidates under this cost model: each of the {priced:,} legal ones was priced"
+            f"the best of all {candidates:,} candidates under this cost model: "
+            f"each of the {priced:,} legal ones was priced"
         ),
         exhaustive=True,
         lower_bound_s=plans[0].step_time_s,
