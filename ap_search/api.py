@@ -141,7 +141,7 @@ def search(
     global_batch: int | None = None,
     seq_len: int | None = None,
     precision: str | None = None,
-    set: Mapping[str, Any] | Sequence[str] | None = None,  # noqa: A002 (the flag's own name)
+    set: Mapping[str, Any] | Sequence[str] | None = None,
     memory_limit_gib: float | None = None,
     reserve_gib: float | None = None,
     software: str | Path = DEFAULT_SOFTWARE,

@@ -1,4 +1,4 @@
-"""Why a search came back empty, and what would help: clash of rules, nearest plan, levers in GiB, smallest device count."""
+"""Why a search came back empty, and what would help: clash of rules, nearest plan, levers, smallest device count."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 from ap_search.cost.context import CostContext
 from ap_search.cost.step import price_table
 from ap_search.plan.plan import Plan, Recompute, Sharding
-from ap_search.plan.table import PlanTable
+from ap_search.plan.text import knob_text
 from ap_search.result import ClashingRule, Infeasibility, Lever, PricedPlan
 from ap_search.search.clash import smallest_clash
 from ap_search.search.domains import SearchDomains, search_domains
@@ -111,8 +111,6 @@ def _outside(rules: RuleContext, domains: SearchDomains) -> Iterator[tuple[str, 
 
 def _lever(axis: str, plan: Plan, saved_gib: float) -> Lever:
     """Word one change with its effect in GiB."""
-    from ap_search.plan.text import knob_text
-
     return Lever(change=f"allow {axis}={knob_text(axis, int(getattr(plan, axis)))}", effect=f"{saved_gib:.1f} GiB less")
 
 
@@ -155,7 +153,7 @@ class _Probe:
 def _smallest_devices(
     rules: RuleContext, context: CostContext, domains: SearchDomains, *, progress: Progress
 ) -> int | None:
-    """Find the smallest number of devices, in whole scale-up domains, on which a sparing plan fits; None within 64 times."""
+    """Find the smallest number of devices, in whole scale-up domains, on which a sparing plan fits, or None."""
     probe = _Probe(rules=rules, context=context, domains=domains)
     devices = context.job.devices
     step = context.machine.devices_per_domain if devices >= context.machine.devices_per_domain else 1

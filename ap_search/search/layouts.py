@@ -1,4 +1,4 @@
-"""Which layout a search gives to a number of stages: the even one where layers divide, otherwise one balanced by FLOPs."""
+"""Which layout a search gives to its stages: the even one where layers divide, otherwise one balanced by FLOPs."""
 
 from functools import cached_property
 
