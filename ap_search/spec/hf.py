@@ -59,7 +59,7 @@ def read_hf(data: Mapping[str, object], *, name: str, where: str) -> Model:
     kinds, layers = _kinds(config)
     model = _model(config, kinds, layers, name)
     stated = config.find("stated_total")
-    config.refuse_unused(bool(model.moe_layers))
+    config.refuse_unused()
     config.raise_faults()
     model = replace(model, sources=(where,), warnings=(*_left_out(data), *config.warnings))
     return check_stated(model, *stated) if stated else model

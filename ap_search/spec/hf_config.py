@@ -168,14 +168,14 @@ class HfConfig:
             if value and value != self._values.get("hidden_size"):
                 self.fail(key, reason)
 
-    def refuse_unused(self, is_moe: bool) -> None:
+    def refuse_unused(self) -> None:
         """Refuse keys left over that look like another mixer or unread experts; warn of those that may shape layers."""
         left = sorted(key for key, value in self._values.items() if _is_left(value) and key not in self._used)
         left = [key for key in left if key not in HARMLESS and key not in REFUSED]
         for key in left:
             if re.search(SUSPECT, key):
                 self.fail(key, "looks like a layer that is not modelled, and is not read")
-            elif re.search(EXPERTS, key) and not is_moe:
+            elif re.search(EXPERTS, key) and not any(known in self._values for known in SPELLINGS["num_experts"]):
                 self.fail(
                     key, "looks like experts, but no number of experts was found", ", ".join(SPELLINGS["num_experts"])
                 )

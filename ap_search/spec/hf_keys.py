@@ -358,7 +358,7 @@ SUSPECT = (
 """A key that matches, was not used and is not harmless looks like a mixer that is not modelled: refused by its name."""
 
 EXPERTS = r"(^|_|\.)(moe|experts?)(_|$)"
-"""A key that matches and was not used, in a model where no experts were found: refused by its name."""
+"""A key that matches and was not used, where no key gives a number of experts: refused by its name."""
 
 SHAPED = r"^(num|n)_|_(size|dim|dims|width|rank|heads|layers|experts|freq|interval|period|pattern|types|enum|factor)$"
 """A key that matches, was not used and is not harmless may shape parameters: the user is told that it was ignored."""
