@@ -54,7 +54,12 @@ def machine(devices_per_domain: int = 8) -> Machine:
 
 
 def job(devices: int, **changes: object) -> Job:
-    given: dict[str, object] = {"global_batch": 1024, "seq_len": 4096, "memory_limit_bytes": 80 * GIB, "reserve_bytes": GIB}
+    given: dict[str, object] = {
+        "global_batch": 1024,
+        "seq_len": 4096,
+        "memory_limit_bytes": 80 * GIB,
+        "reserve_bytes": GIB,
+    }
     return Job(devices=devices, **(given | changes))  # type: ignore[arg-type]
 
 
@@ -129,7 +134,9 @@ def deepseek_v3() -> Model:
     )
 
 
-def context(model: Model, devices: int, *, devices_per_domain: int = 8, explicit_layout: bool = True, **changes: object) -> RuleContext:
+def context(
+    model: Model, devices: int, *, devices_per_domain: int = 8, explicit_layout: bool = True, **changes: object
+) -> RuleContext:
     return RuleContext(
         model=model,
         machine=machine(devices_per_domain),
@@ -139,7 +146,7 @@ def context(model: Model, devices: int, *, devices_per_domain: int = 8, explicit
 
 
 def plan(where: RuleContext, **axes: int) -> Plan:
-    """A plan as `--plan` reads it: absent axes 1, dp, edp and micro-batches derived, layers spread where they must be."""
+    """A plan as `--plan` reads it: absent axes are 1; dp, edp and micro-batches follow; layers are spread."""
     tp, cp, pp, vpp = (axes.get(axis, 1) for axis in ("tp", "cp", "pp", "vpp"))
     ep, etp, mbs = (axes.get(axis, 1) for axis in ("ep", "etp", "mbs"))
     dp = axes.get("dp", max(where.job.devices // (tp * cp * pp), 1))

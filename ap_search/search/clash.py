@@ -62,7 +62,7 @@ def smallest_clash(context: RuleContext, domains: SearchDomains, rules: tuple[Ru
         relaxed.append(model.unmet(chosen))
         chosen = smallest_hitting_set(relaxed)
     members = tuple(names[number] for number in chosen)
-    return Clash(clash=members, levers=_levers(context, domains, members, rules))
+    return Clash(clash=members, levers=_levers(context, domains, members=members, rules=rules))
 
 
 def _posted(
@@ -127,7 +127,7 @@ class _Question:
 
 
 def _levers(
-    context: RuleContext, domains: SearchDomains, members: tuple[ClashingRule, ...], rules: tuple[Rule, ...]
+    context: RuleContext, domains: SearchDomains, *, members: tuple[ClashingRule, ...], rules: tuple[Rule, ...]
 ) -> tuple[Lever, ...]:
     """Name the nearest change of each setting, and of the job, that makes a plan legal, or at least ends this clash."""
     named = {one.rule_id for one in members}

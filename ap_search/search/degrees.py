@@ -173,7 +173,7 @@ class DegreeModel:
 
 
 def smallest_hitting_set(sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Choose the fewest numbers such that each of the sets holds one of them; of several choices, the lowest numbers."""
+    """Choose the fewest numbers such that each set holds one of them; of several choices, the lowest numbers."""
     from ortools.sat.python import cp_model  # noqa: PLC0415 - as above
 
     model = cp_model.CpModel()

@@ -1,6 +1,7 @@
 """What the integer solver is asked: which meshes are legal."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -51,15 +52,11 @@ def enumerate_meshes(context: RuleContext, domains: SearchDomains, rules: tuple[
     """
     posted = tuple(rule for rule in applicable(rules, context) if rule.stage == 0)
     candidates = mesh_candidates(context, domains)
-    rows: IntArray | None = None
-    names: tuple[str, ...] = ()
-    for axes in _parts(posted):
-        found = _solve_part(context, candidates, axes=axes, rules=posted)
-        rows, names = (found, axes) if rows is None else _join(rows, names, found, axes)
-    assert rows is not None
-    table = rows[:, [names.index(axis) for axis in MESH_AXES]]
-    order = np.lexsort(table.T[::-1])
-    return MeshTable(**dict(zip(MESH_AXES, table[order].T.copy(), strict=True)))
+    parts = [_solve_part(context, candidates, axes=axes, rules=posted) for axes in _parts(posted)]
+    whole = reduce(_join, parts)
+    table = np.array([whole[axis] for axis in MESH_AXES])
+    order = np.lexsort(table[::-1])
+    return MeshTable(**dict(zip(MESH_AXES, table[:, order], strict=True)))
 
 
 def mesh_candidates(context: RuleContext, domains: SearchDomains) -> dict[str, tuple[int, ...]]:
@@ -83,27 +80,16 @@ def _parts(rules: tuple[Rule, ...]) -> list[tuple[str, ...]]:
 
 def _solve_part(
     context: RuleContext, candidates: dict[str, tuple[int, ...]], *, axes: tuple[str, ...], rules: tuple[Rule, ...]
-) -> IntArray:
-    """Enumerate the legal degrees of some axes, one row each."""
+) -> dict[str, IntArray]:
+    """Enumerate the legal degrees of some axes, a column each."""
     model = DegreeModel({axis: candidates[axis] for axis in axes}, devices=context.job.devices)
     for rule in rules:
         if set(rule.reads) <= set(axes):
             model.post(context, rule)
-    return model.enumerate()
+    return dict(zip(axes, model.enumerate().T, strict=True))
 
 
-def _join(
-    left: IntArray, left_names: tuple[str, ...], right: IntArray, right_names: tuple[str, ...]
-) -> tuple[IntArray, tuple[str, ...]]:
+def _join(left: dict[str, IntArray], right: dict[str, IntArray]) -> dict[str, IntArray]:
     """Pair the rows of two parts that agree in pp."""
-    others = [index for index, axis in enumerate(right_names) if axis != "pp"]
-    left_pp, right_pp = left[:, left_names.index("pp")], right[:, right_names.index("pp")]
-    pairs = [
-        (np.flatnonzero(left_pp == pp), np.flatnonzero(right_pp == pp)) for pp in np.intersect1d(left_pp, right_pp)
-    ]
-    rows = [
-        np.hstack([np.repeat(left[one], len(two), axis=0), np.tile(right[two][:, others], (len(one), 1))])
-        for one, two in pairs
-    ]
-    names = (*left_names, *(right_names[index] for index in others))
-    return np.vstack(rows) if rows else np.empty((0, len(names)), dtype=np.int64), names
+    one, two = np.nonzero(left["pp"][:, None] == right["pp"][None, :])
+    return {axis: column[two] for axis, column in right.items()} | {axis: column[one] for axis, column in left.items()}

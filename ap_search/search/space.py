@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,11 @@ from ap_search.search.rules import (
 )
 from ap_search.search.rules.columns import LayoutFor, complete
 from ap_search.search.solver import enumerate_meshes
+
+# The less is sharded the fewer rules stand against it; deduplicating dispatchers need a group.
+_SHARDING_STAND_INS = (Sharding.ZERO1, Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3)
+_DISPATCHER_STAND_INS = (Dispatcher.ALLTOALL, Dispatcher.ALLGATHER)
+_Knob = TypeVar("_Knob", Sharding, Dispatcher)
 
 MAX_MESHES = 4_000_000
 MAX_PLANS = 8_000_000
@@ -65,17 +71,32 @@ def search_context(context: RuleContext, domains: SearchDomains) -> RuleContext:
     -------
     RuleContext
     """
-    shardings = [Sharding.ZERO1, *(Sharding(value) for value in domains.sharding if value != Sharding.HSDP)]
-    dispatchers = [Dispatcher.ALLTOALL, Dispatcher.ALLGATHER]
     return replace(
         context,
-        sharding_of_one=next((value for value in shardings if value in domains.sharding), None),
-        dispatcher_of_one=next((value for value in dispatchers if value in domains.dispatcher), None),
+        sharding_of_one=_first_legal(context, "sharding", preferred=_SHARDING_STAND_INS, among=domains.sharding),
+        dispatcher_of_one=_first_legal(
+            context, "dispatcher", preferred=_DISPATCHER_STAND_INS, among=domains.dispatcher
+        ),
     )
 
 
+def _first_legal(
+    context: RuleContext, knob: str, *, preferred: tuple[_Knob, ...], among: tuple[int, ...]
+) -> _Knob | None:
+    """Choose the first preferred candidate that no rule on the knob alone (a target's) refuses."""
+    values = [value for value in preferred if value in among]
+    alone = tuple(rule for rule in RULES if rule.reads == (knob,))
+    table = complete(context, {knob: np.array(values, dtype=np.int64)}, rows=len(values))
+    legal = check(context, table, alone).legal
+    return next((value for value, fine in zip(values, legal, strict=True) if fine), None)
+
+
 def build_table(
-    context: RuleContext, domains: SearchDomains, layout_for: LayoutFor | None = None, rules: tuple[Rule, ...] = RULES
+    context: RuleContext,
+    domains: SearchDomains,
+    *,
+    layout_for: LayoutFor | None = None,
+    rules: tuple[Rule, ...] = RULES,
 ) -> Space:
     """Cross the legal meshes with the knobs and keep what obeys every rule.
 

@@ -35,6 +35,8 @@ class RuleContext:
     explicit_layout : bool
         Whether an uneven layout has been asked for (a user's `stage_layers`, or a search, which prints its own); False
         where a plan names no layout, and an uneven split would be a guess.
+    given_layout : bool
+        Whether the layout is the user's own `stage_layers`: then virtual stages may stay empty.
     sharding_of_one : Sharding or None
         In a search, the sharding that stands for all of them where every data-parallel group holds one device.
     dispatcher_of_one : Dispatcher or None
@@ -45,6 +47,7 @@ class RuleContext:
     machine: Machine
     job: Job
     explicit_layout: bool = True
+    given_layout: bool = False
     sharding_of_one: Sharding | None = None
     dispatcher_of_one: Dispatcher | None = None
 

@@ -32,4 +32,4 @@ RULES: tuple[Rule, ...] = (
 
 MEMORY_LIMIT_ID = "memory_limit"
 MEMORY_LIMIT_SENTENCE = "the largest stage at its worst moment, with the reserve, fits into the memory of one device"
-MEMORY_LIMIT_SOURCE = "requirement 001 section 3.3; decided after pricing, not by integers"
+MEMORY_LIMIT_SOURCE = "EP estimation requirement 001, section 3.3; decided after pricing, not by integers"

@@ -32,7 +32,10 @@ from ap_search.search.rules.sizes import (
 )
 from ap_search.spec.blocks import Model
 
-REQUIREMENT = "requirement 001 section 3.3"
+REQUIREMENT = "EP estimation requirement 001, section 3.3"
+
+
+_WORLD_SOURCE = f"Megatron-LM megatron/core/parallel_state.py, arguments.py; {REQUIREMENT}"
 
 
 def divides(*, id: str, sentence: str, source: str, axis: str, sizes: Callable[[Model], Divided]) -> Rule:
@@ -106,7 +109,7 @@ def _world(axes: tuple[str, ...], quotient: str, *, id: str, sentence: str) -> R
     return Rule(
         id=id,
         sentence=sentence,
-        source=f"Megatron-LM megatron/core/parallel_state.py, arguments.py; {REQUIREMENT}",
+        source=_WORLD_SOURCE,
         reads=(*axes, "dp") if given else axes,
         margin=margin,
         describe=describe,
@@ -215,7 +218,7 @@ def routing_faults(context: RuleContext) -> tuple[str, ...]:
             (moe.num_experts % moe.num_groups == 0, f"{moe.num_experts} experts in {moe.num_groups} groups"),
             (1 <= moe.topk_groups <= moe.num_groups, f"topk_groups={moe.topk_groups} of {moe.num_groups} groups"),
             (
-                moe.top_k <= moe.topk_groups * per_group,
+                moe.num_groups == 1 or moe.top_k <= moe.topk_groups * per_group,
                 f"top_k={moe.top_k} out of {moe.topk_groups} groups of {per_group} experts",
             ),
             (context.job.capacity_factor >= 0, f"capacity factor {context.job.capacity_factor:g}"),

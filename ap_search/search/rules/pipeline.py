@@ -10,6 +10,7 @@ from ap_search.search.rules.base import (
     Broken,
     Rule,
     RuleContext,
+    holds_everywhere,
     nearest_multiples,
     not_multiple,
     unless,
@@ -49,6 +50,8 @@ def _tokens_describe(context: RuleContext, plan: Plan) -> Broken:
 
 
 def _stage_count_margin(context: RuleContext, table: PlanTable) -> IntArray:
+    if context.given_layout:
+        return holds_everywhere(table)
     return np.asarray(np.minimum(context.model.num_layers - table.pp * table.vpp, 0))
 
 
@@ -62,7 +65,9 @@ def _layout_margin(context: RuleContext, table: PlanTable) -> IntArray:
     layers = context.model.num_layers
     placed = [abs(layers - sum(layout.chunk_layers)) for layout in table.layouts]
     guessed = [
-        0 if context.explicit_layout or layout.even else max(layers % (layout.pp * layout.vpp), 1)
+        0
+        if context.explicit_layout or context.given_layout or layout.even
+        else max(layers % (layout.pp * layout.vpp), 1)
         for layout in table.layouts
     ]
     return -np.maximum(np.array(placed, dtype=np.int64), guessed)[table.layout]
@@ -191,7 +196,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="layer_per_stage",
-        sentence="every virtual stage can hold a decoder layer: pp*vpp is at most the number of layers",
+        sentence="every virtual stage holds a decoder layer: pp*vpp is at most the layers, unless a layout is given",
         source=_ARGUMENTS,
         reads=("pp", "vpp"),
         margin=_stage_count_margin,
