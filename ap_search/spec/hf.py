@@ -57,7 +57,7 @@ def read_hf(data: Mapping[str, object], *, name: str, where: str) -> Model:
     config.count("vocab_size")
     config.raise_faults()
     kinds, layers = _kinds(config)
-    model = _model(config, kinds, layers, name)
+    model = _model(config, kinds=kinds, layers=layers, name=name)
     stated = config.find("stated_total")
     config.refuse_unused()
     config.raise_faults()
@@ -65,7 +65,7 @@ def read_hf(data: Mapping[str, object], *, name: str, where: str) -> Model:
     return check_stated(model, *stated) if stated else model
 
 
-def _model(config: HfConfig, kinds: list[LayerKind], layers: list[int], name: str) -> Model:
+def _model(config: HfConfig, *, kinds: list[LayerKind], layers: list[int], name: str) -> Model:
     """Assemble the model around its layers."""
     mtp_layers, mtp_kind_index = _mtp(config, kinds)
     max_positions = config.maybe_count("max_positions")
@@ -92,16 +92,16 @@ def _kinds(config: HfConfig) -> tuple[list[LayerKind], list[int]]:
     built = read_block_configs(config)
     if not built:
         plans = plan_layers(config)
-        built = [_layer(config, plan, i, len(plans)) for i, plan in enumerate(plans)]
+        built = [_layer(config, plan, i) for i, plan in enumerate(plans)]
     config.raise_faults()
     kinds = list(dict.fromkeys(built))
     return kinds, [kinds.index(kind) for kind in built]
 
 
-def _layer(config: HfConfig, plan: LayerPlan, i: int, layers: int) -> LayerKind:
+def _layer(config: HfConfig, plan: LayerPlan, i: int) -> LayerKind:
     """Build one layer."""
-    mixer = build_mixer(config, plan.mixer, i, layers)
-    ffn = build_ffn(config, plan.ffn, i, layers)
+    mixer = build_mixer(config, plan.mixer, i)
+    ffn = build_ffn(config, plan.ffn, i)
     return LayerKind(mixer=mixer, ffn=ffn, num_norms=1 if plan.single else _num_norms(config, isinstance(ffn, MoeFfn)))
 
 
@@ -141,8 +141,8 @@ def _mtp(config: HfConfig, kinds: list[LayerKind]) -> tuple[int, int | None]:
     if len(mixers) > 1 or len(ffns) > 1:
         config.fail(pattern[0], f"is {short(pattern[1])}", "one mixer and one feed-forward")
     kind = LayerKind(
-        mixer=build_mixer(config, (mixers or [NONE])[0], 0, 1),
-        ffn=build_ffn(config, (ffns or [NONE])[0], 0, 1),
+        mixer=build_mixer(config, (mixers or [NONE])[0], config.layers - 1),
+        ffn=build_ffn(config, (ffns or [NONE])[0], config.layers - 1),
         num_norms=len(words),
     )
     if kind not in kinds:

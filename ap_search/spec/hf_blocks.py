@@ -18,7 +18,7 @@ def read_block_configs(config: HfConfig) -> list[LayerKind]:
     if not found:
         return []
     key, listed = found
-    layers = config.count("num_layers")
+    layers = config.layers = config.count("num_layers")
     if not isinstance(listed, list) or len(listed) != layers or not all(isinstance(entry, dict) for entry in listed):
         config.fail(key, f"is {describe(listed)}", f"a list of {layers} mappings, one per layer")
         return []

@@ -30,6 +30,8 @@ class HfConfig:
     ----------
     family : str
         `model_type` without underscores, dashes, dots and a trailing `text`; facts of an architecture go by it.
+    layers : int
+        Decoder layers, once they are known.
     warnings : list of str
         What was ignored or contradicts itself, one line each.
     """
@@ -39,6 +41,7 @@ class HfConfig:
         self._values = _flatten(data)
         self._used: set[str] = set()
         self._faults: list[Fault] = []
+        self.layers = 0
         self.warnings: list[str] = []
         self.family = _family(self._values)
 
@@ -113,11 +116,11 @@ class HfConfig:
         found = self.find(meaning)
         return found[1] if found and isinstance(found[1], str) else ""
 
-    def count_at(self, meaning: str, layer: int, layers: int, default: int = 0) -> int:
+    def count_at(self, meaning: str, layer: int, default: int = 0) -> int:
         """Read the number that a layer has of a meaning that may be a number or a list with one entry per layer."""
         found = self.find(meaning)
         if found and isinstance(found[1], list):
-            return self.counts(meaning, layers)[layer]
+            return self.counts(meaning, self.layers)[layer]
         return self.count(meaning, default, 0)
 
     def counts(self, meaning: str, layers: int, default: int = 0) -> list[int]:

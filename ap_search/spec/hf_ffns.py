@@ -7,11 +7,11 @@ from ap_search.spec.hf_layers import DENSE, MOE
 _TWO_MATRIX_ACTIVATIONS = ("relu", "relu2", "squared_relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu")
 
 
-def build_ffn(config: HfConfig, word: str, layer: int, layers: int) -> DenseFfn | MoeFfn | None:
+def build_ffn(config: HfConfig, word: str, layer: int) -> DenseFfn | MoeFfn | None:
     """Build the feed-forward that a word names, for one layer."""
     if word == MOE:
-        return _moe(config, layer, layers)
-    return _dense(config, layer, layers) if word == DENSE else None
+        return _moe(config, layer)
+    return _dense(config, layer) if word == DENSE else None
 
 
 def _gated(config: HfConfig) -> bool:
@@ -27,11 +27,11 @@ def _gated(config: HfConfig) -> bool:
     return False
 
 
-def _width(config: HfConfig, layer: int, layers: int) -> int:
+def _width(config: HfConfig, layer: int) -> int:
     """Width of a dense feed-forward: stated, or a multiple of the hidden size where the architecture says so."""
     for meaning in ("dense_width", "ffn_width"):
         if config.has(meaning):
-            return max(1, config.count_at(meaning, layer, layers) // (2 if config.fact("width_of_gate_and_up") else 1))
+            return max(1, config.count_at(meaning, layer) // (2 if config.fact("width_of_gate_and_up") else 1))
     four_times = 4 * config.count("hidden_size") if config.fact("two_matrices") else None
     if config.has("expansion"):
         return config.count("expansion") * config.count("hidden_size")
@@ -50,18 +50,18 @@ def _has_bias(config: HfConfig) -> bool:
     return config.flag("ffn_bias", general)
 
 
-def _dense(config: HfConfig, layer: int, layers: int) -> DenseFfn:
+def _dense(config: HfConfig, layer: int) -> DenseFfn:
     """Build a dense feed-forward."""
-    return DenseFfn(width=_width(config, layer, layers), gated=_gated(config), bias=_has_bias(config))
+    return DenseFfn(width=_width(config, layer), gated=_gated(config), bias=_has_bias(config))
 
 
-def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
+def _moe(config: HfConfig, layer: int) -> MoeFfn:
     """Build routed experts; keys may hold one value per layer."""
-    experts, top_k = config.count_at("num_experts", layer, layers), _top_k(config, layer, layers)
-    width = _expert_width(config, layer, layers)
+    experts, top_k = config.count_at("num_experts", layer), _top_k(config, layer)
+    width = _expert_width(config, layer)
     if top_k > experts:
         config.fail(config.key("top_k"), f"{top_k} of {config.key('num_experts')} = {experts}", f"1 to {experts}")
-    groups, shared = config.count("num_groups", 1), _shared_width(config, layer, layers, width)
+    groups, shared = config.count("num_groups", 1), _shared_width(config, layer, width)
     if experts % groups:
         config.fail(config.key("num_groups"), f"{groups} groups do not divide {experts} experts")
     gated = _gated(config)
@@ -83,31 +83,31 @@ def _moe(config: HfConfig, layer: int, layers: int) -> MoeFfn:
     )
 
 
-def _top_k(config: HfConfig, layer: int, layers: int) -> int:
+def _top_k(config: HfConfig, layer: int) -> int:
     """Experts per token; required."""
     if config.has("top_k"):
-        return config.count_at("top_k", layer, layers)
+        return config.count_at("top_k", layer)
     return config.count("top_k")
 
 
-def _expert_width(config: HfConfig, layer: int, layers: int) -> int:
+def _expert_width(config: HfConfig, layer: int) -> int:
     """Width of one routed expert: its own key, or the feed-forward's where there is none."""
     meaning = "expert_width" if config.has("expert_width") else "ffn_width"
     if config.has("expert_width"):
         config.find("ffn_width")
     config.find("dense_width")
     if config.has(meaning):
-        return config.count_at(meaning, layer, layers) or config.count(meaning)
+        return config.count_at(meaning, layer) or config.count(meaning)
     return config.count(meaning)
 
 
-def _shared_width(config: HfConfig, layer: int, layers: int, width: int) -> int:
+def _shared_width(config: HfConfig, layer: int, width: int) -> int:
     """Width of all shared experts together: stated, or their number times an expert's width."""
-    number = config.count_at("num_shared", layer, layers)
+    number = config.count_at("num_shared", layer)
     if config.has("shared_width"):
-        return config.count_at("shared_width", layer, layers)
+        return config.count_at("shared_width", layer)
     if config.flag("dense_beside_moe", False):
-        return _width(config, layer, layers)
+        return _width(config, layer)
     if config.fact("residual_ffn"):
         return config.count("hidden_size")
     return (number or int(config.fact("shared_expert"))) * width

@@ -57,6 +57,7 @@ def plan_layers(config: HfConfig) -> list[LayerPlan]:
     if layers > MAX_LAYERS:
         config.fail(config.key("num_layers"), f"is {layers}", f"1 to {MAX_LAYERS}")
     config.raise_faults()
+    config.layers = layers
     if words and len(words) != layers:
         words = (
             words[:layers] if len(words) == layers + config.maybe_count("mtp_layers") else _wrong(config, words, layers)

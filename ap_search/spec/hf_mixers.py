@@ -7,7 +7,7 @@ from ap_search.spec.hf_config import HfConfig
 from ap_search.spec.hf_layers import CHUNKED, FULL, LINEAR, MAMBA, NONE, SLIDING
 
 
-def build_mixer(config: HfConfig, word: str, layer: int, layers: int) -> Attention | LinearMixer | None:
+def build_mixer(config: HfConfig, word: str, layer: int) -> Attention | LinearMixer | None:
     """Build the mixer that a word names, for one layer."""
     if word == NONE:
         return None
@@ -16,11 +16,11 @@ def build_mixer(config: HfConfig, word: str, layer: int, layers: int) -> Attenti
     if word == LINEAR:
         return _linear(config)
     if config.maybe_count("kv_lora_rank") and config.flag("use_mla", True):
-        return _mla(config, layer, layers)
-    return _gqa(config, word, layer, layers)
+        return _mla(config, layer)
+    return _gqa(config, word, layer)
 
 
-def _gqa(config: HfConfig, word: str, layer: int, layers: int) -> Attention:
+def _gqa(config: HfConfig, word: str, layer: int) -> Attention:
     """Build grouped-query (or multi-head, or multi-query) attention."""
     local = "sliding" if word == SLIDING else "full"
     heads = config.maybe_count(f"{local}_heads") or config.count("num_heads")
@@ -29,7 +29,7 @@ def _gqa(config: HfConfig, word: str, layer: int, layers: int) -> Attention:
     if heads % kv_heads:
         config.fail(config.key("num_kv_heads"), f"{kv_heads} key heads do not divide {heads} query heads")
     qkv_bias, out_bias = _biases(config)
-    index_heads = _index_heads(config, layer, layers)
+    index_heads = _index_heads(config, layer)
     return Attention(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -43,7 +43,7 @@ def _gqa(config: HfConfig, word: str, layer: int, layers: int) -> Attention:
         output_gate=config.flag("output_gate", config.fact("output_gate")),
         head_gate=config.flag("head_gate", False),
         key_is_value=word == FULL and config.flag("full_key_is_value", False),
-        kv_from_below=_kv_from_below(config, layer, layers),
+        kv_from_below=_kv_from_below(config, layer),
         sink=_sink(config, local),
         index_heads=index_heads,
         index_head_dim=config.count("index_head_dim") if index_heads else 0,
@@ -51,12 +51,12 @@ def _gqa(config: HfConfig, word: str, layer: int, layers: int) -> Attention:
     )
 
 
-def _mla(config: HfConfig, layer: int, layers: int) -> Attention:
+def _mla(config: HfConfig, layer: int) -> Attention:
     """Build multi-head latent attention."""
     heads = config.count("num_heads")
     nope, rope = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
     qkv_bias, out_bias = _biases(config)
-    index_heads = _index_heads(config, layer, layers)
+    index_heads = _index_heads(config, layer)
     config.find("num_kv_heads")
     config.find("head_dim")
     return Attention(
@@ -135,11 +135,11 @@ def _sink(config: HfConfig, local: str) -> bool:
     return config.flag(f"{local}_sink", everywhere)
 
 
-def _kv_from_below(config: HfConfig, layer: int, layers: int) -> bool:
+def _kv_from_below(config: HfConfig, layer: int) -> bool:
     """Whether a layer takes keys and values of one below: every one but the first of a group, or the last layers."""
     if config.flag("use_cla", False) and layer % config.count("cla_share", 2):
         return True
-    return layer >= layers - config.maybe_count("kv_shared_layers")
+    return layer >= config.layers - config.maybe_count("kv_shared_layers")
 
 
 def _has_indexer(config: HfConfig) -> bool:
@@ -147,13 +147,13 @@ def _has_indexer(config: HfConfig) -> bool:
     return bool(config.maybe_count("index_heads"))
 
 
-def _index_heads(config: HfConfig, layer: int, layers: int) -> int:
+def _index_heads(config: HfConfig, layer: int) -> int:
     """Heads of this layer's indexer, 0 where it has none (or takes the picks of another layer)."""
     heads = config.maybe_count("index_heads")
     made = config.find("index_types")
     if made and isinstance(made[1], list) and layer < len(made[1]) and made[1][layer] != "full":
         return 0
-    return heads if config.count_at("index_layers", layer, layers, 1) else 0
+    return heads if config.count_at("index_layers", layer, 1) else 0
 
 
 def _index_topk(config: HfConfig) -> int:

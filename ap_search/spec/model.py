@@ -19,8 +19,8 @@ def load_model(source: str | Path) -> Model:
     Parameters
     ----------
     source : str or Path
-        A preset's name (in any case, or the unique beginning of one), or a path to our YAML or to a Hugging Face
-        `config.json`, told apart by their keys.
+        A preset's name (in any case, or the unique beginning of one), or a path to our YAML, to a Hugging Face
+        `config.json` (told apart by their keys), or to a folder that holds one.
 
     Returns
     -------
@@ -33,6 +33,8 @@ def load_model(source: str | Path) -> Model:
         With every fault found in the file.
     """
     path = locate("models", source)
+    if (path / "config.json").is_file():
+        path = path / "config.json"
     data = read_mapping(path)
     if is_hf(data):
         return read_hf(data, name=_name_of(path), where=path.name)

@@ -1,5 +1,6 @@
 """Our own model files: fields, faults between fields, the stated size."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,15 @@ def test_name_of_a_file_called_config(tmp_path: Path) -> None:
     path = folder / "config.yaml"
     path.write_text("hidden_size: 64\nvocab_size: 8\nnum_layers: 1\nattention: {num_heads: 4}\nffn: {width: 8}\n")
     assert load_model(path).name == "my-model"
+
+
+def test_a_folder_with_a_configuration(tmp_path: Path) -> None:
+    keys = {"model_type": "llama", "hidden_size": 64, "vocab_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**keys, "intermediate_size": 8}))
+    assert load_model(tmp_path).name == tmp_path.name
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(SpecError, match="is a folder"):
+        load_model(tmp_path)
 
 
 def fields_of(schema: type[BaseModel]) -> list[tuple[str, str | None]]:
