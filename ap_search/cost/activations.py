@@ -47,8 +47,8 @@ def attention_saved_bytes(attention: Attention, hidden: int, shapes: Shapes) -> 
     -------
     FloatArray
         Per token: layer input and norm output 4h, norm statistic 4 (split by sequence parallelism); queries, keys,
-        values, output and log-sum-exp (split over tp, at least one key head per rank); for MLA the latents and their
-        norm outputs.
+        values, output and log-sum-exp (split over tp, at least one key head per rank); latents and their norm outputs
+        of MLA and of low-rank queries.
 
     Notes
     -----
@@ -58,12 +58,12 @@ def attention_saved_bytes(attention: Attention, hidden: int, shapes: Shapes) -> 
     Source: docs/cost-model/memory.md; byte-exact against autograd's saved tensors of the same operator graph.
     """
     queries = attention.num_heads / shapes.tp
+    latent = 2 * attention.q_lora_rank
     if attention.kind is AttentionKind.MLA:
         keys = queries
-        latent = 2 * attention.q_lora_rank + attention.kv_lora_rank * 2 + attention.qk_rope_head_dim
+        latent += 2 * attention.kv_lora_rank + attention.qk_rope_head_dim
     else:
         keys = np.maximum(attention.num_kv_heads / shapes.tp, 1.0)
-        latent = 0
     local = BF16_BYTES * (2 * hidden + latent) + FP32_BYTES
     projected = queries * attention.qk_head_dim + keys * (attention.qk_head_dim + attention.v_head_dim)
     if attention.qk_norm is not QkNorm.NONE:
@@ -283,6 +283,24 @@ def mtp_memory(hidden: int, shapes: Shapes, layer: BlockMemory) -> BlockMemory:
         transient=layer.transient,
         dispatch_transient=layer.dispatch_transient,
     )
+
+
+def softmax_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int) -> Quantity:
+    """Bytes of fp32 softmax that each micro-batch keeps from its loss to its backward, on the stage of the head.
+
+    Parameters
+    ----------
+    tokens, vocab, tp, depths
+        As for `logits_bytes`.
+
+    Returns
+    -------
+    Quantity
+        4 bytes per logit and rank.
+
+    Source: Megatron-LM `tensor_parallel/cross_entropy.py`.
+    """
+    return FP32_BYTES * tokens * vocab / tp * depths
 
 
 def logits_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int, fused: bool) -> Quantity:

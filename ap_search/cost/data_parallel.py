@@ -1,6 +1,6 @@
 """Data-parallel communication and the optimizer of one stage: seconds and bytes per micro-batch and per step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,15 @@ class ReplicaComm:
     gather_s: Quantity
     sent_each_bytes: Quantity
     sent_once_bytes: Quantity
+
+    def seen_by(self, share: float) -> "ReplicaComm":
+        """Scale what each micro-batch costs to the share of micro-batches that reach a parameter (DualPipe: half)."""
+        return replace(
+            self,
+            forward_s=self.forward_s * share,
+            backward_s=self.backward_s * share,
+            sent_each_bytes=self.sent_each_bytes * share,
+        )
 
     def plus(self, other: "ReplicaComm") -> "ReplicaComm":
         """Add another class of parameters, communicated one after the other."""

@@ -54,6 +54,11 @@ class DispatchShape:
         """Ranks of the dispatch group, ep x etp."""
         return self.ep * self.etp
 
+    @property
+    def routing_bytes(self) -> int:
+        """Bytes of routing map and probabilities of one token, which allgather sends along."""
+        return self.moe.num_experts * (1 + self.router_bytes)
+
     def distinct_ranks(self) -> Quantity:
         """Expected destination ranks per token, each expert's ETP ranks all counted."""
         return destinations(self.moe, self.ep) * self.etp * self.kept_ratio
@@ -85,8 +90,7 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
     Source: Megatron-LM `megatron/core/transformer/moe/token_dispatcher.py`, `fused_a2a.py`; DeepEP.
     """
     token_bytes = shape.hidden * BF16_BYTES
-    probs = shape.moe.num_experts * (1 + shape.router_bytes)
-    gathered = (shape.group - 1) * shape.tokens * (token_bytes + probs)
+    gathered = (shape.group - 1) * shape.tokens * (token_bytes + shape.routing_bytes)
     remote = (shape.ep - 1.0) / shape.ep
     copy = token_bytes + shape.router_bytes
     exchanged = shape.copies * copy * (remote + (shape.etp - 1.0)) + COUNT_BYTES * shape.moe.num_experts * (
@@ -199,7 +203,7 @@ def dispatch_transient_bytes(shape: DispatchShape) -> Quantity:
     width = shape.hidden * BF16_BYTES
     alltoall = (shape.copies + 2.0 * shape.rows) * width
     allgather = (shape.group * shape.tokens + shape.rows) * width
-    fused = (shape.tokens * shape.distinct_ranks() + shape.rows) * width
+    fused = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
     return by_dispatcher(shape.dispatcher, allgather, alltoall, fused)
 
 

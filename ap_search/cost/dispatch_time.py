@@ -45,7 +45,7 @@ def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
     gathered = collective_time_s(
         machine,
         Collective.ALL_GATHER,
-        size_bytes=shape.group * shape.tokens * token_bytes,
+        size_bytes=shape.group * shape.tokens * (token_bytes + shape.routing_bytes),
         ranks=shape.group,
         ranks_per_domain=shape.group_per_domain,
         domains=shape.group_domains,
@@ -144,7 +144,7 @@ def permute_bytes(shape: DispatchShape, local_experts: Quantity) -> Quantity:
     sort = np.where(local_experts > 1, 2.0 * shape.rows, 0.0)
     alltoall = (shape.tokens + shape.copies + sort) * width
     allgather = 2.0 * shape.rows * width
-    expand = (shape.tokens * shape.distinct_ranks() + shape.rows) * width
+    expand = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
     alone = (shape.tokens + shape.copies) * width
     fused = np.where(shape.dispatcher == Dispatcher.HYBRIDEP, 0.0, expand)
     return np.where(shape.group <= 1, alone, by_dispatcher(shape.dispatcher, allgather, alltoall, fused))

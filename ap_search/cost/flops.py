@@ -13,17 +13,16 @@ def _mixer_flops(kind: LayerKind, model: Model, seq_len: int) -> float:
     if not isinstance(mixer, Attention):
         return 0.0
     core = seq_len * mixer.num_heads * (mixer.qk_head_dim + mixer.v_head_dim) / 2
-    queries = mixer.num_heads * mixer.qk_head_dim
+    queries, rank = mixer.num_heads * mixer.qk_head_dim, mixer.q_lora_rank
+    linear = rank * (hidden + queries + 1) if rank else hidden * queries
     if mixer.kind is AttentionKind.MLA:
-        rank = mixer.q_lora_rank
         no_rope = mixer.qk_head_dim - mixer.qk_rope_head_dim
-        q = rank * (hidden + queries + 1) if rank else hidden * queries
-        latent = mixer.kv_lora_rank * (hidden + mixer.num_heads * (no_rope + mixer.v_head_dim) + 1)
-        linear = q + latent + hidden * mixer.qk_rope_head_dim
+        linear += mixer.kv_lora_rank * (hidden + mixer.num_heads * (no_rope + mixer.v_head_dim) + 1)
+        linear += hidden * mixer.qk_rope_head_dim
     else:
-        gate = 2 if mixer.output_gate else 1
-        linear = hidden * (queries * gate + mixer.num_kv_heads * (mixer.qk_head_dim + mixer.v_head_dim))
-    return core + linear + hidden * mixer.num_heads * mixer.v_head_dim
+        linear += hidden * mixer.key_value_width
+    output = hidden * mixer.num_heads * mixer.v_head_dim
+    return core + linear + output * (2 if mixer.output_gate else 1)
 
 
 def _ffn_flops(kind: LayerKind, model: Model) -> float:

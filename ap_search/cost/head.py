@@ -92,7 +92,7 @@ def mtp_projection_time(context: CostContext, shapes: Shapes) -> BlockTime:
     Returns
     -------
     BlockTime
-        Parts HEAD (projection) and OTHER (norms).
+        Parts HEAD (projection), OTHER (norms) and TP_COMM (both inputs gathered, the output gathered).
 
     Source: Megatron-LM `multi_token_prediction.py` (eh_proj 2h -> h, column-parallel).
     """
@@ -104,4 +104,6 @@ def mtp_projection_time(context: CostContext, shapes: Shapes) -> BlockTime:
     time.weight_grad[:] = linear.weight_grad_s
     time.forward[Part.OTHER] = norm_time_s(context, shapes, norms=2, backward=False)
     time.backward[Part.OTHER] = norm_time_s(context, shapes, norms=2, backward=True)
+    comm = tensor_comm(context, shapes, gathered_width=2 * hidden, scattered_width=hidden)
+    add_tensor_comm(context, time, comm, linear.forward_s)
     return time

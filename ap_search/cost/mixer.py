@@ -1,6 +1,6 @@
 """Time of a layer's mixer: attention (GQA, MLA) or a linear mixer, its norm and residual, TP and CP communication."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,8 @@ def projections(attention: Attention, hidden: int, shapes: Shapes) -> tuple[tupl
     Returns
     -------
     tuple of tuple of Gemm
-        MLA: (query and key-value up-projections), (down-projections on local tokens, output); GQA: (), (fused QKV,
-        output).
+        MLA: (query and key-value up-projections), (output, gate, down-projections on local tokens); GQA: (), (output,
+        fused QKV and gate), or where queries are of low rank (), (output, query down- and up-projection, the rest).
 
     Notes
     -----
@@ -45,22 +45,23 @@ def projections(attention: Attention, hidden: int, shapes: Shapes) -> tuple[tupl
 
     Source: Megatron-LM `attention.py`, `multi_latent_attention.py`.
     """
-    tokens, tp = shapes.tokens, shapes.tp
-    out = Gemm(m=tokens, n=hidden, k=attention.num_heads * attention.v_head_dim / tp)
-    queries = attention.num_heads * attention.qk_head_dim * (2 if attention.output_gate else 1)
+    tokens, tp, local = shapes.tokens, shapes.tp, shapes.local_tokens
+    values, rank = attention.num_heads * attention.v_head_dim, attention.q_lora_rank
+    queries = Gemm(m=tokens, n=attention.num_heads * attention.qk_head_dim / tp, k=rank or hidden)
+    other = [Gemm(m=tokens, n=hidden, k=values / tp)]
+    if rank:
+        other.append(Gemm(m=local, n=rank, k=hidden))
+    gate = values if attention.output_gate else 0
     if attention.kind is AttentionKind.GQA:
-        keys = attention.num_kv_heads * (attention.qk_head_dim + attention.v_head_dim)
-        return (), (Gemm(m=tokens, n=(queries + keys) / tp, k=hidden), out)
-    local = shapes.local_tokens
-    no_rope = attention.qk_head_dim - attention.qk_rope_head_dim
-    down = [Gemm(m=local, n=attention.kv_lora_rank + attention.qk_rope_head_dim, k=hidden)]
-    if attention.q_lora_rank:
-        down.append(Gemm(m=local, n=attention.q_lora_rank, k=hidden))
-    up = (
-        Gemm(m=tokens, n=queries / tp, k=attention.q_lora_rank or hidden),
-        Gemm(m=tokens, n=attention.num_heads * (no_rope + attention.v_head_dim) / tp, k=attention.kv_lora_rank),
-    )
-    return up, (*down, out)
+        columns = (attention.key_value_width + gate) / tp
+        if rank:
+            return (), (*other, queries, Gemm(m=tokens, n=columns, k=hidden))
+        return (), (*other, replace(queries, n=queries.n + columns))
+    if gate:
+        other.append(Gemm(m=tokens, n=gate / tp, k=hidden))
+    other.append(Gemm(m=local, n=attention.kv_lora_rank + attention.qk_rope_head_dim, k=hidden))
+    width = attention.num_heads * (attention.qk_head_dim - attention.qk_rope_head_dim) + values
+    return (queries, Gemm(m=tokens, n=width / tp, k=attention.kv_lora_rank)), tuple(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

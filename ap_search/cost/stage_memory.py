@@ -6,12 +6,13 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ap_search.cost.activations import logits_bytes
+from ap_search.cost.activations import logits_bytes, softmax_bytes
 from ap_search.cost.dispatch import dispatcher_buffer_bytes
 from ap_search.cost.group import PlanGroup
 from ap_search.cost.in_flight import in_flight_chunk_vectors
 from ap_search.cost.stages import StageRun
 from ap_search.cost.state import ParamBytes, bucket_bytes, padded_vocab
+from ap_search.plan.plan import Schedule
 from ap_search.units import BF16_BYTES, MIB
 
 FloatArray = NDArray[np.float64]
@@ -84,8 +85,8 @@ def _buffers(group: PlanGroup, run: StageRun, *, dense: FloatArray, expert: Floa
     largest_dense = (group.params.dense + group.params.router)[:, present].max(axis=1)[group.params_of]
     largest_expert = group.params.expert[:, present].max(axis=1)[group.params_of]
     size = bucket_bytes(
-        software, sharding=table.sharding, params=dense, largest=largest_dense, group=group.dense.size
-    ) + bucket_bytes(software, sharding=table.sharding, params=expert, largest=largest_expert, group=group.expert.size)
+        software, sharding=table.sharding, params=dense, largest=largest_dense, group=group.dense.shard
+    ) + bucket_bytes(software, sharding=table.sharding, params=expert, largest=largest_expert, group=group.expert.shard)
     hidden = group.context.model.hidden_size * BF16_BYTES
     hops = HOP_BUFFERS * group.local_tokens * hidden if group.layout.pp > 1 else np.zeros_like(group.tokens)
     gathered = np.where(group.local_tokens < group.tokens, group.tokens * hidden, 0.0)
@@ -94,18 +95,18 @@ def _buffers(group: PlanGroup, run: StageRun, *, dense: FloatArray, expert: Floa
     return buffers
 
 
-def _logits(group: PlanGroup, run: StageRun) -> FloatArray:
-    """Logits and loss where the stage holds the head, bytes per plan."""
+def _logits(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
+    """Logits and loss of one micro-batch, and the softmax of those that wait, on the head's stage; bytes per plan."""
     model, software = group.context.model, group.context.software
-    size = logits_bytes(
-        tokens=group.tokens,
-        vocab=padded_vocab(model.vocab_size, divisor=software.vocab_divisor, tp=group.tp),
-        tp=group.tp,
-        depths=1 + model.mtp_layers,
-        fused=software.fused_cross_entropy,
+    vocab = padded_vocab(model.vocab_size, divisor=software.vocab_divisor, tp=group.tp)
+    depths, heads = 1 + model.mtp_layers, float(run.chunk_counts[:, -1].max())
+    peak = logits_bytes(
+        tokens=group.tokens, vocab=vocab, tp=group.tp, depths=depths, fused=software.fused_cross_entropy
     )
-    logits: FloatArray = float(run.chunk_counts[:, -1].max()) * np.asarray(size)[group.shape_of]
-    return logits
+    # Every other schedule runs a micro-batch's backward right after its loss.
+    waiting = group.table.num_microbatches - 1.0 if group.schedule == Schedule.GPIPE else np.zeros(len(group.rows))
+    softmax = softmax_bytes(tokens=group.tokens, vocab=vocab, tp=group.tp, depths=depths)
+    return heads * np.asarray(peak)[group.shape_of], heads * waiting * np.asarray(softmax)[group.shape_of]
 
 
 def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
@@ -129,6 +130,7 @@ def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
         instead), backward (recomputed activations of one layer and gradients of its widest tensors besides), optimizer
         step (no activations).
     A2. Gradient buffers exist from the start.
+    A3. Under GPipe the softmax of every micro-batch waits for the backward passes.
 
     Source: docs/cost-model/memory.md.
     """
@@ -141,7 +143,7 @@ def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
     again, running, exchange = (
         array[present].max(axis=0)[group.shape_of] for array in (group.recomputed, group.transient, group.exchange)
     )
-    logits = _logits(group, run)
+    logits, softmax = _logits(group, run)
     fixed = dispatcher_buffer_bytes(
         dispatcher=group.table.dispatcher,
         hidden=group.context.model.hidden_size,
@@ -159,7 +161,7 @@ def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
         expert_kept=group.expert.kept,
         activations=active * held + np.where(moment == Moment.BACKWARD, again + running, 0.0),
         dispatch=active * kept + passing * exchange + np.where(expert > 0, fixed, 0.0),
-        logits=np.where(moment == Moment.HEAD_AND_LOSS, logits, 0.0),
+        logits=active * softmax + np.where(moment == Moment.HEAD_AND_LOSS, logits, 0.0),
         buffers=_buffers(group, run, dense=dense + router, expert=expert),
         reserve=float(group.context.job.reserve_bytes),
         moment=moment,

@@ -60,7 +60,9 @@ def stage_runs(model: Model, layout: Layout, *, schedule: Schedule, every: bool)
         content = counts[0, [depth, layout.pp - 1 - depth]] if schedule == Schedule.DUALPIPE else counts[:, stage]
         share = 0.5 if schedule == Schedule.DUALPIPE else 1.0
         last = runs[-1] if runs else None
-        if last is not None and not every and np.array_equal(last.chunk_counts, content):
+        # Further devices keep more of one stage's micro-batches and fewer of the other's: alike if both hold the same.
+        alike = schedule != Schedule.DUALPIPE or np.array_equal(content[0], content[1])
+        if last is not None and not every and alike and np.array_equal(last.chunk_counts, content):
             runs[-1] = replace(last, length=last.length + 1)
         else:
             runs.append(StageRun(stage=stage, depth=depth, length=1, chunk_counts=content, share=share))

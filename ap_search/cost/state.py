@@ -10,7 +10,7 @@ from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import Model
 from ap_search.spec.parameters import layer_params, mtp_extra_params
 from ap_search.spec.software import Software
-from ap_search.units import Quantity
+from ap_search.units import BF16_BYTES, Quantity
 
 FloatArray = NDArray[np.float64]
 DEFAULT_BUCKET_PARAMS = 40_000_000
@@ -207,7 +207,7 @@ def bucket_bytes(
     params, largest : Quantity
         Parameters of the rank's stage, and of its largest block (one FSDP unit); counts before sharding.
     group : Quantity
-        Ranks of the data-parallel group.
+        Ranks that the parameters are sharded over.
 
     Returns
     -------
@@ -215,10 +215,15 @@ def bucket_bytes(
         ZeRO-2: one gradient bucket of max(40 M, 1 M x group) parameters; ZeRO-3 and HSDP: two units of weights and
         gradients; otherwise 0 (the contiguous gradient buffer is the gradient itself). 0 in a group of one.
 
+    Notes
+    -----
+    A1. Neither is larger than the stage. Units hold weights of at most 16 bits, whatever the shards are kept in.
+
     Source: Megatron-LM `distributed_data_parallel.py` (bucket size), `megatron_fsdp.md` (double buffer).
     """
     bucket = np.minimum(np.maximum(DEFAULT_BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * group), params)
-    units = LIVE_FSDP_UNITS * largest * (software.weight_bytes + software.gradient_bytes)
+    per_param = min(software.weight_bytes, BF16_BYTES) + software.gradient_bytes
+    units = np.minimum(LIVE_FSDP_UNITS * largest, params) * per_param
     gathered = (sharding == Sharding.ZERO3) | (sharding == Sharding.HSDP)
     size = np.where(gathered, units, np.where(sharding == Sharding.ZERO2, bucket * software.gradient_bytes, 0.0))
     return np.where(group > 1, size, 0.0)

@@ -81,6 +81,7 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     comm = replica_comm(context, params=dense, sharding=sharding, group=group.dense)
     if expert.any():
         comm = comm.plus(replica_comm(context, params=expert, sharding=sharding, group=group.expert))
+    comm = comm.seen_by(run.share)
     exposed = exposed_replica_comm(context, comm, forward_s=forward, backward_s=backward)
     kept = dense / group.dense.degrees.optimizer + expert / group.expert.degrees.optimizer
     return StageSeconds(

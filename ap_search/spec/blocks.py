@@ -55,6 +55,13 @@ class Attention:
     index_head_dim: int = 0
     index_topk: int = 0
 
+    @property
+    def key_value_width(self) -> int:
+        """Columns of the key and value projections (not MLA), elements: 0 where they come from a layer below."""
+        if self.kv_from_below:
+            return 0
+        return self.num_kv_heads * (self.qk_head_dim + (0 if self.key_is_value else self.v_head_dim))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearMixer:

@@ -103,8 +103,7 @@ def _mixer_params(h: int, mixer: Attention | LinearMixer | None) -> tuple[int, i
 def _gqa_params(h: int, mixer: Attention) -> tuple[int, int]:
     """Count (sharded, replicated) parameters of grouped-query attention; a low-rank query has a replicated part."""
     nq, nkv, dqk, dv = mixer.num_heads, mixer.num_kv_heads, mixer.qk_head_dim, mixer.v_head_dim
-    key_value_width = 0 if mixer.kv_from_below else nkv * (dqk + dv * (not mixer.key_is_value))
-    low = mixer.q_lora_rank
+    key_value_width, low = mixer.key_value_width, mixer.q_lora_rank
     sharded = (low or h) * nq * dqk + h * key_value_width + nq * dv * h
     sharded += (nq * dqk + key_value_width) * mixer.qkv_bias
     norm = {QkNorm.NONE: 0, QkNorm.HEAD: 2 * dqk, QkNorm.WIDTH: (nq + nkv) * dqk}[mixer.qk_norm]
