@@ -55,9 +55,7 @@ def mixtral_8x7b(layers: int = 32) -> Model:
 
 
 def qwen3_235b() -> Model:
-    kind = LayerKind(
-        mixer=gqa(64, 4, qk_norm=QkNorm.HEAD), ffn=MoeFfn(num_experts=128, top_k=8, expert_width=1536)
-    )
+    kind = LayerKind(mixer=gqa(64, 4, qk_norm=QkNorm.HEAD), ffn=MoeFfn(num_experts=128, top_k=8, expert_width=1536))
     return model("qwen3-235b", 4096, 151936, [kind] * 94)
 
 
