@@ -72,7 +72,7 @@ class HfConfig:
             line = (
                 f"{other} = {short(self._values[other])} contradicts {present[0]} = {short(value)}; the latter is read"
             )
-            if line not in self.warnings:
+            if meaning != "max_positions" and line not in self.warnings:
                 self.warnings.append(line)
         return present[0], value
 
@@ -116,19 +116,25 @@ class HfConfig:
         found = self.find(meaning)
         return found[1] if found and isinstance(found[1], str) else ""
 
-    def count_at(self, meaning: str, layer: int, default: int = 0) -> int:
-        """Read the number that a layer has of a meaning that may be a number or a list with one entry per layer."""
+    def count_at(self, meaning: str, layer: int, default: int | None = None) -> int:
+        """Read the number that a layer has of a meaning that may be a number or a list with one entry per layer.
+
+        Positive and required where there is no default, like `count`.
+        """
+        low = 1 if default is None else 0
         found = self.find(meaning)
         if found and isinstance(found[1], list):
-            return self.counts(meaning, self.layers)[layer]
-        return self.count(meaning, default, 0)
+            value = self.counts(meaning, self.layers)[layer]
+            return self._whole(f"{found[0]}[{layer}]", value, low)
+        return self.count(meaning, default, low)
 
     def counts(self, meaning: str, layers: int, default: int = 0) -> list[int]:
         """Read a number per layer: one number stands for all, a list needs one entry per layer (or a single entry)."""
         found = self.find(meaning)
         if not found or not isinstance(found[1], list):
             return [self.count(meaning, default, 0)] * layers
-        values = [self._whole(f"{found[0]}[{i}]", value, 0) for i, value in enumerate(found[1])]
+        entries = [int(value) if isinstance(value, bool) else value for value in found[1]]
+        values = [self._whole(f"{found[0]}[{i}]", value, 0) for i, value in enumerate(entries)]
         return self.fit(found[0], values * layers if len(values) == 1 else values, layers)
 
     def numbers(self, meaning: str) -> list[int] | None:

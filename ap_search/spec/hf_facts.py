@@ -13,7 +13,7 @@ FACTS: dict[str, frozenset[str]] = {
     # tie_word_embeddings is not written to a file where it equals the class's default: tied there when absent
     "tied": words(
         "gemma gemma2 gemma3 gemma3n gemma4 gpt2 gptbigcode gptneo bloom falcon opt cohere cohere2 starcoder2 mpt "
-        "ernie45 ernie45moe smollm3 phi3small minicpm minicpm3 lfm2 lfm2moe openelm grok1 helium granitemoeshared"
+        "ernie45 ernie45moe smollm3 phi3small minicpm minicpm3 lfm2 lfm2moe grok1 cohere2moe"
     ),
     "untied": words(
         "llama llama4 mistral mistral3 ministral mixtral qwen qwen2 qwen2moe qwen2vl qwen25vl qwen3 qwen3moe "
@@ -22,7 +22,8 @@ FACTS: dict[str, frozenset[str]] = {
         "dbrx jamba granite granitemoe granitemoehybrid bamba stablelm baichuan internlm internlm2 internlm3 "
         "xverse exaone exaone4 seedoss gptoss minimax minimaxm1 minimaxm2 minimaxm3 mimo mimov2flash nemotron "
         "nemotronh nemotronnas arctic dots1 hunyuanv1dense hunyuanv1moe hunyuan bailingmoe bailingmoev2 "
-        "kimilinear kimivl afmoe step3text step3vl multimodality deepseekvlv2 llava"
+        "kimilinear kimivl afmoe step3 step3p5 step3p7 multimodality deepseekvlv2 llava helium granitemoeshared "
+        "exaonemoe arcee"
     ),
     # LayerNorm with weight and bias; everything else is RMSNorm
     "layer_norm": words(
@@ -46,7 +47,7 @@ FACTS: dict[str, frozenset[str]] = {
     "out_without_bias": words("glm glm4 glm4moe mimo qwen2 qwen2moe qwen3next chatglm"),
     "qk_norm": words(
         "qwen3 qwen3moe qwen3next qwen35 qwen35moe qwen3vl qwen3vlmoe gemma3 gemma4 dots1 exaone4 olmoe olmo2 "
-        "olmo3 flexolmo afmoe apertus"
+        "olmo3 flexolmo afmoe apertus exaonemoe"
     ),
     "qk_norm_of_width": words("olmoe olmo2 olmo3 flexolmo cohere stablelm minimaxm2"),
     # the switch turns on a norm that has no weight
@@ -56,6 +57,8 @@ FACTS: dict[str, frozenset[str]] = {
     "expert_bias": words("gptoss"),
     "router_bias": words("gptoss"),
     "score_bias": words("dots1 glm4moe glmmoedsa afmoe"),
+    # the width of an expert is a key of its own, never the dense feed-forward's
+    "experts_of_own_width": words("qwen2moe qwen3moe qwen3next qwen35moe deepseek deepseekv2 deepseekv3 glm4moe"),
     # a shared expert as wide as a routed one that no key names
     "shared_expert": words("llama4"),
     # a dense feed-forward of the hidden size beside the experts
@@ -89,6 +92,7 @@ NUM_NORMS: dict[str, int] = {
     "arctic": 3,
     "cohere": 1,
     "cohere2": 1,
+    "cohere2moe": 1,
     "phi": 1,
     "gptj": 1,
     "codegen": 1,
@@ -100,6 +104,7 @@ DEFAULTS: dict[str, dict[str, int]] = {
     "gemma2": {"head_dim": 256},
     "gemma": {"head_dim": 256},
     "cohere2": {"sliding_pattern": 4},
+    "cohere2moe": {"sliding_pattern": 4},
     "qwen3next": {"full_interval": 4, "head_dim": 256},
     "qwen35": {"full_interval": 4, "head_dim": 256},
     "qwen35moe": {"full_interval": 4, "head_dim": 256},
@@ -131,5 +136,7 @@ FAMILY_ALIASES: dict[str, str] = {
     "decilm": "nemotronnas",
     "grok": "grok1",
     "phi3v": "phi3",
+    "glm4v": "glm4",
+    "glm4vmoe": "glm4moe",
 }
 """Families that share another's facts."""

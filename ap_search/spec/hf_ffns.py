@@ -57,7 +57,7 @@ def _dense(config: HfConfig, layer: int) -> DenseFfn:
 
 def _moe(config: HfConfig, layer: int) -> MoeFfn:
     """Build routed experts; keys may hold one value per layer."""
-    experts, top_k = config.count_at("num_experts", layer), _top_k(config, layer)
+    experts, top_k = config.count_at("num_experts", layer), config.count_at("top_k", layer)
     width = _expert_width(config, layer)
     if top_k > experts:
         config.fail(config.key("top_k"), f"{top_k} of {config.key('num_experts')} = {experts}", f"1 to {experts}")
@@ -83,29 +83,20 @@ def _moe(config: HfConfig, layer: int) -> MoeFfn:
     )
 
 
-def _top_k(config: HfConfig, layer: int) -> int:
-    """Experts per token; required."""
-    if config.has("top_k"):
-        return config.count_at("top_k", layer)
-    return config.count("top_k")
-
-
 def _expert_width(config: HfConfig, layer: int) -> int:
-    """Width of one routed expert: its own key, or the feed-forward's where there is none."""
-    meaning = "expert_width" if config.has("expert_width") else "ffn_width"
-    if config.has("expert_width"):
-        config.find("ffn_width")
-    config.find("dense_width")
-    if config.has(meaning):
-        return config.count_at(meaning, layer) or config.count(meaning)
-    return config.count(meaning)
+    """Width of one routed expert: its own key, or the feed-forward's where the architecture has no such key."""
+    own = config.has("experts_of_own_width") or config.fact("experts_of_own_width")
+    meaning = "expert_width" if own or config.has("expert_width") else "ffn_width"
+    for other in ("ffn_width", "dense_width"):
+        config.find(other)
+    return config.count_at(meaning, layer)
 
 
 def _shared_width(config: HfConfig, layer: int, width: int) -> int:
     """Width of all shared experts together: stated, or their number times an expert's width."""
-    number = config.count_at("num_shared", layer)
+    number = config.count_at("num_shared", layer, 0)
     if config.has("shared_width"):
-        return config.count_at("shared_width", layer)
+        return config.count_at("shared_width", layer, 0)
     if config.flag("dense_beside_moe", False):
         return _width(config, layer)
     if config.fact("residual_ffn"):

@@ -199,6 +199,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "ffn_config.moe_num_experts",
         "moe.num_experts",
     ),
+    "experts_of_own_width": ("n_routed_experts",),
+    "moe_on": ("use_moe",),
     "top_k": (
         "num_experts_per_tok",
         "num_experts_per_token",
@@ -252,7 +254,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "use_expert_bias",
     ),
     # which layer has experts
-    "moe_freq": ("moe_layer_freq",),
+    "moe_freq": ("moe_layer_freq", "is_moe_layer"),
     "moe_frequency": ("moe_layer_frequency",),
     "first_dense": (
         "first_k_dense_replace",
@@ -346,7 +348,7 @@ REFUSED: dict[str, str] = {
 REFUSED_FAMILIES = words(
     "bert roberta xlmroberta albert distilbert electra deberta debertav2 modernbert clip clipvisionmodel siglip vit "
     "whisper t5 mt5 umt5 bart mbart pegasus wav2vec2 rwkv rwkv5 rwkv6 rwkv7 mamba mamba2 falconmamba zamba zamba2 "
-    "recurrentgemma retnet xlstm hyena longcatflash"
+    "recurrentgemma retnet xlstm hyena longcatflash jetmoe"
 )
 """Families of `model_type` that are no decoder of attention and feed-forward, or whose layers are of another make."""
 
@@ -371,7 +373,7 @@ HARMLESS = words(
     routed_scaling_factor partial_rotary_factor moe_router_scaling_factor qk_head_dim vocab_size_per_layer_input
     index_topk_freq index_topk_pattern mm_hidden_size chunk_size rotary_dim layernorm_linear_attention_alpha
     layernorm_linear_attention_beta rope_parameters rope_scaling quantization_config compression_config auto_map
-    id2label label2id task_specific_params generation_config pruned_heads mup_config
+    id2label label2id rope_local_base_freq task_specific_params generation_config pruned_heads mup_config
     """
 )
 """Keys that change no parameter and no mixer although they look so."""

@@ -196,7 +196,7 @@ def _by_window(config: HfConfig, layers: int) -> list[str]:
 def _ffns(config: HfConfig, layers: int) -> list[str]:
     """Words for the feed-forwards."""
     experts = config.counts("num_experts", layers)
-    if max(experts) <= 1:
+    if max(experts) <= 1 or not config.flag("moe_on", True):
         return [DENSE] * layers
     chosen = _moe_layers(config, layers)
     if not any(chosen):

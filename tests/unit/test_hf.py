@@ -335,3 +335,17 @@ def test_what_is_a_configuration() -> None:
     assert is_hf(DENSE)
     assert is_hf({"text_config": {}})
     assert not is_hf({"hidden_size": 1, "num_layers": 2, "attention": {}})
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "moe_intermediate_size", "num_experts_per_tok"])
+def test_a_width_or_number_of_zero_is_a_fault(key: str) -> None:
+    assert f"{key}: is 0 (legal: 1 to" in faults_of({**EXPERTS, "first_k_dense_replace": 1, key: 0})
+
+
+def test_an_expert_has_a_width_of_its_own_where_the_architecture_has_such_a_key() -> None:
+    config = {**without(EXPERTS, "moe_intermediate_size", "num_experts"), "n_routed_experts": 8}
+    assert "moe_intermediate_size: is required and missing" in faults_of(config)
+
+
+def test_a_switch_turns_experts_off() -> None:
+    assert read({**EXPERTS, "use_moe": False}).moe_layers == ()
