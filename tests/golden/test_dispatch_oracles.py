@@ -106,7 +106,7 @@ def test_bf16_payload_of_hidden_7168_is_14336_bytes() -> None:
 
 @pytest.mark.parametrize(("axes", "message_bytes"), [("tp=1,pp=2", 58_720_256), ("tp=8,pp=2", 7_340_032)])
 def test_pipeline_message(axes: str, message_bytes: int) -> None:
-    """4096 tokens x 7168 x 2 bytes, an eighth with tp 8 and sequence parallelism; an end stage sends one per micro-batch."""
+    """4096 tokens x 7168 x 2 bytes, an eighth with tp 8; an end stage sends one per micro-batch."""
     answer = price(context(deepseek_v3(dense=0, moe=4), 16, global_batch=16), axes)
     assert answer.traffic.pp_bytes == message_bytes * answer.plan.num_microbatches
 

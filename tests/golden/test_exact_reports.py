@@ -73,8 +73,8 @@ def tiny(moe_layers: tuple[int, ...]) -> Model:
 def test_uneven_stages_are_counted_layer_by_layer(moe_layers: tuple[int, ...], heaviest: int, averaged: int) -> None:
     """Layers [1, 2, 2, 3]: the last stage holds three, the final norm (32) and its copy of the embedding (512).
 
-    Dense: 3 x 3,136 + 32 + 512 = 9,952. Mixed, every other layer MoE: 2 x 1,088 + 3,136 + 544 = 5,856 beside experts and
-    router. Averaging over stages gives 6,792 and 4,744.
+    Dense: 3 x 3,136 + 32 + 512 = 9,952. Mixed, every other layer MoE: 2 x 1,088 + 3,136 + 544 = 5,856 beside experts
+    and router. Averaging over stages gives 6,792 and 4,744.
 
     Source: NVIDIA-NeMo/Megatron-Bridge pull request 5077; the model is the one of that repository's
     `test_theoretical_memory_utils.py`, with tp 1 and pp 4, which the figures pin down.
@@ -105,8 +105,8 @@ def test_fully_sharded_qwen3_235b_on_64_devices() -> None:
 def test_memory_of_a_mixtral_release_run() -> None:
     """Mixtral 8x7B with a vocabulary of 256 k, tp2 pp4 ep4 etp2 on 128 devices: 16.49 GiB steady, 24.68 GiB peak.
 
-    The last rank is logged; its stage holds half of a 256 k x 4096 head. Steady memory is model state. The world size is
-    inferred, and we leave out what the allocator and the process hold besides: 16.2 and 23.3 GiB.
+    The last rank is logged; its stage holds half of a 256 k x 4096 head. Steady memory is model state. The world size
+    is inferred, and we leave out what the allocator and the process hold besides: 16.2 and 23.3 GiB.
 
     Source: NVIDIA/Megatron-LM d98e8a64 functional test mixtral_8x7b_alltoall_tp2pp4ep4_release on H100.
     """

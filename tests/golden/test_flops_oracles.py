@@ -8,8 +8,7 @@ import pytest
 
 from ap_search.cost.flops import layer_flops_per_token, model_flops_per_token, mtp_flops_per_token
 from ap_search.spec.blocks import Model
-from tests.cost_cases import deepseek_v3, llama3_8b, mixtral_8x7b, price, qwen3_30b, qwen3_235b
-from tests.cost_cases import context as cost_context
+from tests.cost_cases import context, deepseek_v3, llama3_8b, mixtral_8x7b, price, qwen3_30b, qwen3_235b
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,7 @@ def test_flops_per_token_are_megatrons_to_the_unit(which: Model, seq_len: int, f
 
 
 def test_an_mtp_module_is_a_layer_a_head_and_a_projection() -> None:
-    """259,992,950,784 - 249,812,054,016 = 10,180,896,768; beside the layer 6 (7168 x 129280 + 3 x 7168 + 2 x 7168^2)."""
+    """259,992,950,784 - 249,812,054,016 = 10,180,896,768: a layer and 6 (7168 x 129280 + 3 x 7168 + 2 x 7168^2)."""
     v3 = deepseek_v3(mtp_layers=1)
     beside = 6 * (7168 * 129_280 + 3 * 7168 + 2 * 7168**2)
     assert mtp_flops_per_token(v3, 4096) == 10_180_896_768
@@ -38,7 +37,7 @@ def test_an_mtp_module_is_a_layer_a_head_and_a_projection() -> None:
 
 def test_reported_rate_counts_model_flops_only() -> None:
     """Repeating every forward costs time, but is no model FLOP: rate x step stays."""
-    where = cost_context(mixtral_8x7b(), 64)
+    where = context(mixtral_8x7b(), 64)
     tokens_per_device = 64 * 4096 / 64
     for text in ("tp=2,pp=4,ep=8", "tp=2,pp=4,ep=8,recompute=full"):
         answer = price(where, text)
