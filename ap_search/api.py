@@ -8,9 +8,9 @@ from typing import Any
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
-from ap_search.errors import SpecError
-from ap_search.plan.plan import Layout
-from ap_search.plan.text import parse_knob_values, parse_plan
+from ap_search.errors import Fault, SpecError
+from ap_search.plan.plan import Layout, Plan
+from ap_search.plan.text import knob_text, parse_knob_values, parse_plan
 from ap_search.result import (
     ClusterRow,
     ClusterSummary,
@@ -129,6 +129,17 @@ def _joined(values: Any) -> str:
     return ",".join(str(value) for value in values) if several else str(values)
 
 
+def _keep_to(plan: Plan, chosen: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+    """Refuse a plan outside the user's own candidates."""
+    faults = [
+        Fault(path=f"--plan {axis}", reason="is outside --set", legal=" ".join(knob_text(axis, v) for v in values))
+        for axis, values in chosen
+        if int(getattr(plan, axis)) not in values
+    ]
+    if faults:
+        raise SpecError.of(faults)
+
+
 def _quiet(what: str, share: float) -> None:
     """Report nothing."""
 
@@ -237,6 +248,7 @@ def estimate(
     global_batch: int | None = None,
     seq_len: int | None = None,
     precision: str | None = None,
+    set: Mapping[str, Any] | Sequence[str] | None = None,
     memory_limit_gib: float | None = None,
     reserve_gib: float | None = None,
     software: str | Path = DEFAULT_SOFTWARE,
@@ -251,6 +263,8 @@ def estimate(
         As for `search`.
     plan : str
         `tp=2,pp=4,ep=8`, or a plan's short name as printed.
+    set : mapping or sequence of str, optional
+        Candidates that the plan must keep to; outside them it is refused as bad input.
 
     Returns
     -------
@@ -287,6 +301,7 @@ def estimate(
         return guessed[-1]
 
     parsed = parse_plan(plan, devices=job.devices, global_batch=job.global_batch, default_layout=balanced, model=loaded)
+    _keep_to(parsed, _chosen(set))
     rules = RuleContext(
         model=loaded, machine=setting.cost.machine, job=job, explicit_layout=parsed.layout.even or not guessed
     )

@@ -13,6 +13,7 @@ from ap_search.cost.head import embedding_time, head_time, mtp_projection_time
 from ap_search.cost.imbalance import worst_rank_ratio
 from ap_search.cost.mixer import attention_time, linear_mixer_time, norm_time_s
 from ap_search.cost.moe import dispatch_shape, moe_time
+from ap_search.cost.overlap import paired_exchange_s
 from ap_search.cost.parts import BlockTime, Part
 from ap_search.cost.shapes import Shapes, block_shapes
 from ap_search.plan.plan import Recompute
@@ -32,7 +33,7 @@ class BlockCosts:
     shapes: Shapes
 
     def seconds(self, name: str) -> FloatArray:
-        """Stack total seconds of `forward`, `backward`, `weight_grad` or `hidden` to shape (blocks, shapes)."""
+        """Stack total seconds of `forward`, `backward`, `weight_grad` or `paired` to shape (blocks, shapes)."""
         arrays = [getattr(time, name) for time in self.times]
         return np.stack([array.sum(axis=0) if array.ndim == 2 else array for array in arrays])
 
@@ -137,6 +138,7 @@ def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: Dis
     full = shapes.recomputes(Recompute.FULL)
     time.backward[Part.RECOMPUTE] = np.where(full, time.forward.sum(axis=0), time.backward[Part.RECOMPUTE])
     time.sent_backward[:] += np.where(full, time.sent_forward, 0.0)
+    time.paired[:] = paired_exchange_s(context, shapes, time)
     return time
 
 

@@ -25,12 +25,12 @@ class CostContext:
     @property
     def linear_rates(self) -> Rates:
         """Rates of linear layers in the job's precision."""
-        return Rates.of(self.machine, self.job.precision)
+        return Rates.of(self.machine, self.job.precision).slowed(self.software.compute_efficiency_ratio)
 
     @property
     def exact_rates(self) -> Rates:
         """Rates of what stays in bf16 whatever the job's precision: router, head."""
-        return Rates.of(self.machine, Precision.BF16)
+        return Rates.of(self.machine, Precision.BF16).slowed(self.software.compute_efficiency_ratio)
 
     def memory_bound_s(self, size_bytes: Quantity) -> Quantity:
         """Seconds of an operator that moves `size_bytes`."""

@@ -48,6 +48,7 @@ class PlanGroup:
     forward: FloatArray
     backward: FloatArray
     weight_grad: FloatArray
+    paired: FloatArray
 
 
 def plan_group(prepared: Prepared, rows: IntArray) -> PlanGroup:
@@ -93,4 +94,5 @@ def plan_group(prepared: Prepared, rows: IntArray) -> PlanGroup:
         forward=prepared.forward[:, used],
         backward=prepared.backward[:, used],
         weight_grad=prepared.weight_grad[:, used],
+        paired=prepared.paired[:, :, used],
     )

@@ -28,8 +28,7 @@ def worst_rank_ratio(shares: FloatArray, ep: int) -> FloatArray:
     A2. One histogram, summed over the group, stands for every micro-batch; layers are not averaged here, since a layer
     waits for its own busiest rank.
 
-    Source: domain.md section 10 (`max R_j / mean R_j`); Megatron-LM `transformer/moe/moe_layer.py` (consecutive local
-    experts).
+    Source: Megatron-LM `transformer/moe/moe_layer.py` (consecutive local experts); docs/cost-model/imbalance.md.
     """
     starts = np.arange(ep) * shares.shape[-1] // ep
     loads = np.add.reduceat(shares, starts, axis=-1)

@@ -1,6 +1,6 @@
 """Chains of dense linear layers: forward, input-gradient and weight-gradient seconds of a list of GEMM shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,12 @@ class Rates:
     fit: GemmFit
     peak_flops_per_s: float
     hbm_bytes_per_s: float
+
+    def slowed(self, ratio: float) -> "Rates":
+        """Reach only a share of the peak and of the bandwidth."""
+        return replace(
+            self, peak_flops_per_s=self.peak_flops_per_s * ratio, hbm_bytes_per_s=self.hbm_bytes_per_s * ratio
+        )
 
     @classmethod
     def of(cls, machine: Machine, precision: Precision) -> "Rates":

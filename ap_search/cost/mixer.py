@@ -179,18 +179,19 @@ def attention_time(context: CostContext, attention: Attention, shapes: Shapes) -
     """
     up, other = projections(attention, context.model.hidden_size, shapes)
     up_time, other_time = linear_time(context.linear_rates, up), linear_time(context.linear_rates, other)
-    core = _core_time_s(context, attention, shapes)
+    core = _core_time_s(context, attention, shapes) / context.software.compute_efficiency_ratio
     rotate = _rotation_s(context, attention, shapes)
     core_back = core * context.machine.attention.backward_time_ratio
     linear_forward = up_time.forward_s + other_time.forward_s
     tensor = _attention_tensor_comm(context, attention, shapes)
-    ring_forward, ring_backward, ring_bytes = _ring(context, attention, shapes, core, core_back)
+    ring_forward, ring_backward, ring_bytes, ring_hidden = _ring(context, attention, shapes, core, core_back)
     time = BlockTime.empty(len(shapes.tp))
     time.forward[Part.ATTENTION] = linear_forward + core + rotate
     time.backward[Part.ATTENTION] = up_time.backward_s + other_time.backward_s + core_back + rotate
     time.weight_grad[:] = up_time.weight_grad_s + other_time.weight_grad_s
     add_tensor_comm(context, time, tensor, linear_forward)
     time.forward[Part.CP_COMM], time.backward[Part.CP_COMM] = ring_forward, ring_backward
+    time.hidden[Wire.CP] = ring_hidden
     time.sent_forward[Wire.CP], time.sent_backward[Wire.CP] = ring_bytes, 2.0 * ring_bytes
     time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.CORE_ATTN), core, 0.0) + np.where(
         shapes.recomputes(Recompute.MLA_UP_PROJ), up_time.forward_s, 0.0
@@ -217,7 +218,7 @@ def add_tensor_comm(context: CostContext, time: BlockTime, comm: TensorComm, com
     backward = exposed_s(comm.backward_s, compute_s=2.0 * compute_s, overlap_ratio=ratio)
     time.forward[Part.TP_COMM] += forward
     time.backward[Part.TP_COMM] += backward
-    time.hidden[:] += comm.forward_s - forward + comm.backward_s - backward
+    time.hidden[Wire.TP] += comm.forward_s - forward + comm.backward_s - backward
     time.sent_forward[Wire.TP] += comm.sent_forward_bytes
     time.sent_backward[Wire.TP] += comm.sent_backward_bytes
 
@@ -267,8 +268,8 @@ def _attention_tensor_comm(context: CostContext, attention: Attention, shapes: S
 
 def _ring(
     context: CostContext, attention: Attention, shapes: Shapes, core_s: Quantity, core_back_s: Quantity
-) -> tuple[Quantity, Quantity, Quantity]:
-    """Exposed ring exchange of keys and values forward and backward, and bytes sent forward (twice that backward)."""
+) -> tuple[Quantity, Quantity, Quantity, Quantity]:
+    """Ring exchange of keys and values: exposed forward, exposed backward, bytes forward (twice backward), hidden."""
     keys = np.maximum(attention.num_kv_heads / shapes.tp, 1.0)
     if attention.kind is AttentionKind.MLA:
         keys = attention.num_heads / shapes.tp
@@ -278,7 +279,7 @@ def _ring(
     ratio = context.software.cp_overlap_ratio
     forward = exposed_s(hop, compute_s=core_s, overlap_ratio=ratio)
     backward = exposed_s(2.0 * hop, compute_s=core_back_s, overlap_ratio=ratio)
-    return forward, backward, (shapes.cp - 1) * chunk
+    return forward, backward, (shapes.cp - 1) * chunk, 3.0 * hop - forward - backward
 
 
 def linear_mixer_time(context: CostContext, mixer: LinearMixer, shapes: Shapes) -> BlockTime:
@@ -314,7 +315,9 @@ def linear_mixer_time(context: CostContext, mixer: LinearMixer, shapes: Shapes) 
         ),
     )
     machine = context.machine
-    rate = machine.peak_bf16_flops_per_s * machine.attention.efficiency_ratio
+    rate = (
+        machine.peak_bf16_flops_per_s * machine.attention.efficiency_ratio * context.software.compute_efficiency_ratio
+    )
     scan = tokens * mixer.scan_flops_per_token / shapes.tp / rate + machine.attention.launch_s
     time = BlockTime.empty(len(shapes.tp))
     time.forward[Part.ATTENTION] = linear.forward_s + scan

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ap_search.cost.context import CostContext, exposed_s
+from ap_search.cost.context import CostContext
 from ap_search.cost.dispatch import DispatchShape, combine_sent_bytes, dispatch_sent_bytes
 from ap_search.cost.dispatch_time import combine_time_s, dispatch_time_s, permute_bytes
 from ap_search.cost.ffn import activation_time_s, block_ffn_time
@@ -209,7 +209,7 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchS
     Notes
     -----
     A1. The slowest rank holds up the group in each layer, so layer times add as maxima.
-    A2. Dispatch and combine may run beside the layer's compute as far as the software overlaps them.
+    A2. Dispatch and combine are exposed here; what hides behind another micro-batch is worked out in `overlap`.
 
     Source: docs/cost-model/dispatch.md; requirement 002 (data path and its mirror in backward).
     """
@@ -222,7 +222,7 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchS
     time.forward[Part.EXPERT] = balanced.experts.forward_s + latent_forward
     time.backward[Part.EXPERT] = balanced.experts.input_grad_s + balanced.experts.weight_grad_s + latent_backward
     time.weight_grad[:] = balanced.experts.weight_grad_s + router_grad + latent_grad
-    _add_exchange(context, time, balanced)
+    _add_exchange(time, balanced)
     time.forward[Part.IMBALANCE] = actual.forward_s - balanced.forward_s
     time.backward[Part.IMBALANCE] = actual.backward_s - balanced.backward_s
     for sent in (time.sent_forward, time.sent_backward):
@@ -232,19 +232,11 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchS
     return _with_recompute(shapes, time, balanced)
 
 
-def _add_exchange(context: CostContext, time: BlockTime, routed: RoutedTime) -> None:
-    """Put exposed dispatch and combine with their permutations into a block's time; backward mirrors forward."""
-    ratio = context.software.ep_overlap_ratio
-    forward_compute, backward_compute = time.forward.sum(axis=0) / 2.0, time.backward.sum(axis=0) / 2.0
-    for part, forward, backward in (
-        (Part.DISPATCH, routed.dispatch_s, routed.combine_s),
-        (Part.COMBINE, routed.combine_s, routed.dispatch_s),
-    ):
-        seen = exposed_s(forward, compute_s=forward_compute, overlap_ratio=ratio)
-        seen_back = exposed_s(backward, compute_s=backward_compute, overlap_ratio=ratio)
-        time.forward[part] = seen + routed.permute_s
-        time.backward[part] = seen_back + routed.permute_s
-        time.hidden[:] += forward - seen + backward - seen_back
+def _add_exchange(time: BlockTime, routed: RoutedTime) -> None:
+    """Put dispatch and combine with their permutations into a block's time; backward mirrors forward."""
+    time.exchange[0], time.exchange[1] = routed.dispatch_s, routed.combine_s
+    time.forward[Part.DISPATCH] = time.backward[Part.COMBINE] = routed.dispatch_s + routed.permute_s
+    time.forward[Part.COMBINE] = time.backward[Part.DISPATCH] = routed.combine_s + routed.permute_s
 
 
 def _shared_time(context: CostContext, moe: MoeFfn, shapes: Shapes, routed: BlockTime) -> BlockTime:
@@ -255,7 +247,7 @@ def _shared_time(context: CostContext, moe: MoeFfn, shapes: Shapes, routed: Bloc
         for mine, theirs in ((time.forward, routed.forward), (time.backward, routed.backward)):
             beside = np.minimum(mine[Part.SHARED_EXPERT], theirs[Part.DISPATCH] + theirs[Part.COMBINE])
             mine[Part.SHARED_EXPERT] -= beside
-            time.hidden[:] += beside
+            time.hidden[Wire.DISPATCH] += beside
     return time
 
 

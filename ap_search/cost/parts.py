@@ -42,7 +42,9 @@ class BlockTime:
 
     `forward`, `backward` have shape (parts, plans); `weight_grad` (plans,) is the share of `backward` that makes weight
     gradients and may be moved by zero-bubble schedules; `sent_forward`, `sent_backward` (wires, plans) are bytes;
-    `hidden` (plans,) are communication seconds that overlap hides.
+    `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
+    micro-batch. `exchange` (dispatch and combine, plans) are one pass each alone; `paired` the seconds of them, over
+    forward and backward, that hide where a forward of one micro-batch runs into a backward of another.
     """
 
     forward: FloatArray
@@ -51,6 +53,8 @@ class BlockTime:
     sent_forward: FloatArray
     sent_backward: FloatArray
     hidden: FloatArray
+    exchange: FloatArray
+    paired: FloatArray
 
     @classmethod
     def empty(cls, plans: int) -> "BlockTime":
@@ -61,7 +65,9 @@ class BlockTime:
             weight_grad=np.zeros(plans),
             sent_forward=np.zeros((len(Wire), plans)),
             sent_backward=np.zeros((len(Wire), plans)),
-            hidden=np.zeros(plans),
+            hidden=np.zeros((len(Wire), plans)),
+            exchange=np.zeros((2, plans)),
+            paired=np.zeros((2, plans)),
         )
 
     def plus(self, other: "BlockTime") -> "BlockTime":
@@ -73,4 +79,6 @@ class BlockTime:
             sent_forward=self.sent_forward + other.sent_forward,
             sent_backward=self.sent_backward + other.sent_backward,
             hidden=self.hidden + other.hidden,
+            exchange=self.exchange + other.exchange,
+            paired=self.paired + other.paired,
         )

@@ -44,6 +44,7 @@ class Prepared:
     forward: FloatArray
     backward: FloatArray
     weight_grad: FloatArray
+    paired: FloatArray
 
 
 def prepare(context: CostContext, table: PlanTable) -> Prepared:
@@ -85,4 +86,5 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
         forward=blocks.seconds("forward"),
         backward=blocks.seconds("backward"),
         weight_grad=blocks.seconds("weight_grad"),
+        paired=np.stack([time.paired for time in blocks.times]),
     )

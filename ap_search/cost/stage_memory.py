@@ -10,6 +10,7 @@ from ap_search.cost.activations import logits_bytes, softmax_bytes
 from ap_search.cost.dispatch import dispatcher_buffer_bytes
 from ap_search.cost.group import PlanGroup
 from ap_search.cost.in_flight import in_flight_chunk_vectors
+from ap_search.cost.overlap import overlap_ratio
 from ap_search.cost.stages import StageRun
 from ap_search.cost.state import ParamBytes, bucket_bytes, padded_vocab
 from ap_search.plan.plan import Schedule
@@ -70,6 +71,7 @@ def _alive(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
             vpp=group.layout.vpp,
             stage=run.depth,
             num_microbatches=int(count),
+            extra_warmup=int(overlap_ratio(group.context, group.schedule, group.layout.pp) > 0),
         )
         rows = np.flatnonzero(position == index)
         shapes = group.shape_of[rows]

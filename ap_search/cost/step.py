@@ -1,6 +1,6 @@
 """One step of many plans: stages assembled into seconds and peak bytes. The only place where prices come together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ap_search.cost.data_parallel import (
     replica_comm,
 )
 from ap_search.cost.group import PlanGroup, plan_group
+from ap_search.cost.overlap import overlap_ratio, paired_microbatches
 from ap_search.cost.pipeline import Makespan, StageTimes, makespan
 from ap_search.cost.prepared import prepare
 from ap_search.cost.stage_memory import stage_bytes
@@ -33,7 +34,7 @@ class StageSeconds:
 
     `forward`, `backward`, `weight_grad` are one micro-batch's compute with its exposed communication inside blocks;
     `replica_each` and `replica_once` exposed data-parallel communication per micro-batch and per step; `optimizer` per
-    step.
+    step; `paired` (2, plans) dispatch and combine that hide where a forward runs into a backward.
     """
 
     forward: FloatArray
@@ -43,6 +44,13 @@ class StageSeconds:
     replica_each: FloatArray
     replica_once: FloatArray
     optimizer: FloatArray
+    paired: FloatArray
+
+    @property
+    def together(self) -> FloatArray:
+        """A forward and a backward run into each other."""
+        both: FloatArray = self.forward + self.backward + self.replica_each - self.paired.sum(axis=0)
+        return both
 
     @property
     def once(self) -> FloatArray:
@@ -92,20 +100,32 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
         replica_each=np.asarray(exposed.each_s),
         replica_once=np.asarray(exposed.once_s),
         optimizer=np.asarray(optimizer_time_s(context, kept)),
+        paired=_paired(group, run),
     )
+
+
+def _paired(group: PlanGroup, run: StageRun) -> FloatArray:
+    """Dispatch and combine of one stage that the schedule hides per pair of micro-batches, shape (2, plans)."""
+    ratio = overlap_ratio(group.context, group.schedule, group.layout.pp)
+    if not ratio:
+        return np.zeros((2, len(group.rows)))
+    paired: FloatArray = ratio * np.tensordot(run.counts * run.share, group.paired, axes=1)[:, group.shape_of]
+    return paired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupTime:
     """Time of plans that share a layout and a schedule: each run of stages, the pipeline, the end of the step.
 
-    `last` is the run whose reduction and optimizer end the step, `once` their seconds.
+    `last` is the run whose reduction and optimizer end the step, `once` their seconds; `paired` (2, plans) seconds of
+    dispatch and combine that the critical stage hides behind other micro-batches in a step.
     """
 
     seconds: tuple[StageSeconds, ...]
     span: Makespan
     last: IntArray
     once: FloatArray
+    paired: FloatArray
 
     @property
     def step_s(self) -> FloatArray:
@@ -164,6 +184,7 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
         forward_s=np.stack([stage.forward for stage in seconds], axis=1),
         backward_s=np.stack([stage.backward + stage.replica_each for stage in seconds], axis=1),
         weight_grad_s=np.stack([stage.weight_grad for stage in seconds], axis=1),
+        overlapped_s=np.stack([stage.together for stage in seconds], axis=1),
         run_length=np.broadcast_to(np.array([run.length for run in runs], dtype=np.int64), shape),
     )
     span = makespan(
@@ -176,7 +197,37 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
     )
     once = np.stack([stage.once for stage in seconds], axis=1)
     last = once.argmax(axis=1)
-    return GroupTime(seconds=seconds, span=span, last=last, once=np.take_along_axis(once, last[:, None], axis=1)[:, 0])
+    paired = _hidden_in_step(group, runs, seconds, critical=span.critical)
+    if group.schedule != Schedule.DUALPIPE:  # whose makespan knows of overlapped pairs
+        span = replace(span, busy_s=span.busy_s - paired.sum(axis=0))
+    return GroupTime(
+        seconds=seconds,
+        span=span,
+        last=last,
+        once=np.take_along_axis(once, last[:, None], axis=1)[:, 0],
+        paired=paired,
+    )
+
+
+def _hidden_in_step(
+    group: PlanGroup, runs: tuple[StageRun, ...], seconds: tuple[StageSeconds, ...], *, critical: IntArray
+) -> FloatArray:
+    """Seconds of dispatch and combine that the critical stage hides in a step, shape (2, plans)."""
+    if not overlap_ratio(group.context, group.schedule, group.layout.pp):
+        return np.zeros((2, len(group.rows)))
+    pairs = [
+        paired_microbatches(
+            schedule=group.schedule,
+            pp=group.layout.pp,
+            vpp=group.layout.vpp,
+            stage=run.stage,
+            num_microbatches=group.table.num_microbatches,
+        )
+        for run in runs
+    ]
+    hidden = np.stack([count * stage.paired for count, stage in zip(pairs, seconds, strict=True)])
+    chosen: FloatArray = np.take_along_axis(hidden, critical[None, None, :], axis=0)[0]
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

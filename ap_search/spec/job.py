@@ -36,18 +36,21 @@ class Load:
     shares : array of float, shape (rows, num_experts), or None
         Share of routed token copies per expert, each row summing to 1; one row for all MoE layers or one row per MoE
         layer in order. None is balanced.
+    source_shares : array of float, shape (rows, source ranks, num_experts), or None
+        The same before source ranks were summed, each row summing to 1: what each rank sends to each expert.
     """
 
     name: str = "balanced"
     shares: NDArray[np.float64] | None = None
+    source_shares: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
     """One training job: how many devices, how large a step, what it may use.
 
-    `capacity_factor` 0 is dropless routing. `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is kept
-    free of it for the context, communicators and fragmentation. `assumed` names the fields that were not given.
+    `capacity_factor` 0 is dropless routing. `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is
+    kept free of it for the context, communicators and fragmentation. `assumed` names the fields that were not given.
     """
 
     devices: int

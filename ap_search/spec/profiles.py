@@ -53,6 +53,9 @@ class ProfileFile(BaseModel):
     hbm_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=0.8, description="Share of the memory bandwidth that norms and elementwise kernels reach."
     )
+    compute_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
+        default=0.8, description="Share of single-kernel speed that GEMMs and attention reach inside a training run."
+    )
     dp_reduce_overlap_ratio: Share = Field(default=0.9, description="Gradient reduction beside the last backward.")
     dp_gather_overlap_ratio: Share = Field(default=0.9, description="Weight gathering beside the first forward.")
     fsdp_overlap_ratio: Share = Field(default=0.9, description="ZeRO-3 gathers and reductions beside other layers.")

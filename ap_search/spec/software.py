@@ -8,7 +8,9 @@ class Software:
     """A profile of a trainer: each field is a switch or a share with a meaning of its own, not a fudge factor.
 
     Bytes are per parameter. `*_overlap_ratio` is the share of that communication's time that can be hidden behind
-    compute running beside it, 0..1 (what exceeds the compute is exposed all the same).
+    compute running beside it, 0..1 (what exceeds the compute is exposed all the same). `compute_efficiency_ratio` is
+    what GEMMs and attention of a training run reach of the speed that the machine's constants, fitted on single
+    kernels, give: sustained clocks under the power limit, gaps between kernels, tensors that are not in cache.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Software:
     launch_per_layer_s: float = 0.0
     launch_per_moe_layer_s: float = 0.0
     hbm_efficiency_ratio: float = 0.8
+    compute_efficiency_ratio: float = 1.0
     dp_reduce_overlap_ratio: float = 0.0
     dp_gather_overlap_ratio: float = 0.0
     fsdp_overlap_ratio: float = 0.0
