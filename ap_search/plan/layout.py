@@ -103,7 +103,7 @@ def balanced_layout(*, weights: Sequence[float], first_extra: float, last_extra:
     those, the one whose last stages hold the most layers, since the first stages keep more micro-batches in flight.
     A2. Loads are rounded to 2^-30 of their sum, so that equal layers are equal wherever they lie.
 
-    Source: domain.md section 13.8 (Megatron-LM has no default for uneven splits; a planner's own rule is printed).
+    Source: our own choice, printed with the plan: Megatron-LM has no default for uneven splits (docs/guides/plans.md).
     """
     stages = pp * vpp
     assert len(weights) >= stages, f"{len(weights)} layers cannot fill {stages} virtual stages"
@@ -113,7 +113,8 @@ def balanced_layout(*, weights: Sequence[float], first_extra: float, last_extra:
     loads[-1] += last_extra
     units = np.rint(loads * (_LOAD_UNITS / (loads.sum() or 1.0))).astype(np.int64)
     prefix = np.append(0, np.cumsum(units))
-    bound = _lightest_bound(prefix.tolist(), stages=stages, heaviest_layer=int(units.max()))
+    # Rounding parts equal loads by up to a unit per layer: without that slack, ties for the lightest would be lost.
+    bound = _lightest_bound(prefix.tolist(), stages=stages, heaviest_layer=int(units.max())) + len(weights)
     return layout_of(_most_even_cut(prefix, stages=stages, bound=bound), pp=pp, vpp=vpp)
 
 
@@ -328,7 +329,7 @@ def block_counts(model: Model, layout: Layout) -> IntArray:
     -----
     A1. The embedding lies on the first virtual stage, MTP modules and head on the last.
 
-    Source: domain.md section 3.1 (stage placement).
+    Source: Megatron-Core `pipeline_parallel_layer_layout.py`, `multi_token_prediction.py` (stage placement).
     """
     assert sum(layout.chunk_layers) == model.num_layers, (
         f"{layout_text(layout)} does not place {model.num_layers} layers"

@@ -148,7 +148,7 @@ def group_placement(*, stride: IntArray | int, size: IntArray | int, domain_size
     A2. Groups of `size` members at `stride` tile the ranks in blocks of `stride*size`; all of them are looked at.
     A3. A group that the world cannot hold (a plan that a rule refuses) is cut to the ranks there are.
 
-    Source: domain.md section 2 (placement is counted from the rank list, not assumed from divisibility).
+    Source: Megatron-Core `parallel_state.py` (RankGenerator); counted from the ranks, not assumed from divisibility.
     """
     strides, sizes = np.broadcast_arrays(np.minimum(stride, world), np.minimum(size, world))
     stride_values, stride_code = _codes(strides, bound=world)
@@ -204,7 +204,7 @@ def group_progression(table: PlanTable, *, group: Group, world: int) -> tuple[In
     A1. The order is `tp-cp-ep-dp-pp`, in which every one of the nine kinds is an arithmetic progression.
     A2. A pipeline stride of a world that pp does not divide is rounded down (a rule refuses such a plan).
 
-    Source: domain.md section 2.
+    Source: Megatron-Core `parallel_state.py` (RankGenerator).
     """
     if group == "pp":
         return np.maximum(world // table.pp, 1), table.pp
@@ -266,6 +266,6 @@ def pipeline_hop_placement(pp: IntArray | int, world: int, domain_size: int) -> 
     ranks, a hop crosses: with `p <= D` the one from rank `D - p` to rank D, otherwise the one from rank 0 to rank p.
     Where it is not, none can.
 
-    Source: domain.md section 2 (pp stride is world/pp).
+    Source: Megatron-Core `parallel_state.py` (RankGenerator): the stride of pp is world/pp.
     """
     return (np.asarray(pp) > 1) & (world > domain_size)

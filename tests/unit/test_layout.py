@@ -73,6 +73,7 @@ def test_padded_layout_leaves_the_last_stages_empty() -> None:
         pytest.param([1.0] * 5, 1.0, 2.0, 1, 1, "5", id="one stage carries both extras"),
         pytest.param([0.0] * 4, 0.0, 0.0, 2, 1, "1+3", id="weightless layers are placed all the same"),
         pytest.param([0.1] * 10, 0.0, 0.0, 4, 1, "2x2+3x2", id="rounding of 0.1 does not upset ties"),
+        pytest.param([4, 5, 5, 6, 6, 4, 0], 1.0, 6.0, 6, 1, "1x5+2", id="4+6 ties with 5+5, though 37ths are rounded"),
     ],
 )
 def test_balanced_layout_has_the_lightest_heaviest_stage(
