@@ -17,9 +17,8 @@ def _roofline_s(
     moved_bytes: Quantity,
 ) -> Quantity:
     """Join compute and memory time by a 4-norm, as the fit does; no rows take no compute time."""
-    efficiency = fit.efficiency_ratio * efficiency_scale / (per_expert + fit.rows_half)
-    rate = np.where(per_expert > 0, flops / np.maximum(per_expert, 1e-9), 0.0)
-    compute = rate / (peak_flops_per_s * efficiency)
+    per_row = np.where(per_expert > 0, flops / np.maximum(per_expert, 1e-9), 0.0)
+    compute = per_row * (per_expert + fit.rows_half) / (peak_flops_per_s * fit.efficiency_ratio * efficiency_scale)
     traffic = moved_bytes / (hbm_bytes_per_s * fit.hbm_efficiency_ratio)
     squares = compute * compute * compute * compute + traffic * traffic * traffic * traffic
     return np.sqrt(np.sqrt(squares)) + fit.launch_s
