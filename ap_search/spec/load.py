@@ -35,7 +35,7 @@ class LoadFile(BaseModel):
     source_expert_loads: list[Any] | None = Field(
         default=None,
         description="The same per source rank, as HyperParallel's dry run takes it: ranks x experts, or layers x ranks "
-        "x experts. Source ranks are summed.",
+        "x experts. Experts receive the sum over source ranks; each rank sends its own total.",
     )
     layers: list[int] | None = Field(
         default=None, description="The decoder layer that each row was counted on; one number per row, for the reader."
@@ -45,10 +45,11 @@ class LoadFile(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """Numbers as they stand in the file, not yet checked, and the path to them."""
+    """Numbers as they stand in the file, not yet checked, and the path to them; `sources` per source rank, checked."""
 
     path: str
     values: Sequence[object]
+    sources: NDArray[np.float64] | None = None
 
 
 def load_load(text: str | Path, *, num_experts: int, num_moe_layers: int) -> Load:
@@ -67,7 +68,8 @@ def load_load(text: str | Path, *, num_experts: int, num_moe_layers: int) -> Loa
     Returns
     -------
     Load
-        With one row of shares for all MoE layers, or one per MoE layer; no shares for `balanced`.
+        With one row of shares for all MoE layers, or one per MoE layer; no shares for `balanced`. Counts per source
+        rank are kept beside their sum.
 
     Raises
     ------
@@ -96,7 +98,7 @@ def load_load(text: str | Path, *, num_experts: int, num_moe_layers: int) -> Loa
     if len(rows) not in (1, num_moe_layers):
         wanted = f"one row of {num_experts} numbers, or {num_moe_layers} rows, one per MoE layer"
         raise SpecError(path.name, f"has {len(rows)} rows", wanted)
-    return Load(name=path.name, shares=_frozen(_shares(rows, num_experts)))
+    return Load(name=path.name, shares=_frozen(_shares(rows, num_experts)), source_shares=_source_shares(rows))
 
 
 def _frozen(shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -164,10 +166,11 @@ def _source_rows(values: list[Any], path: str, num_experts: int) -> list[_Row]:
     rows = []
     for place, block in blocks:
         ranks = _nested_rows(block if isinstance(block, list) else [block], place)
+        table = _numbers(ranks, num_experts)
         with np.errstate(over="ignore"):
             # A sum beyond floats is infinite, and is refused with the row's other numbers.
-            total = _numbers(ranks, num_experts).sum(axis=0)
-        rows.append(_Row(path=place, values=total.tolist()))
+            total = table.sum(axis=0)
+        rows.append(_Row(path=place, values=total.tolist(), sources=table))
     return rows
 
 
@@ -212,9 +215,13 @@ def _npy_rows(path: Path, num_experts: int, num_moe_layers: int) -> list[_Row]:
         raise SpecError(path.name, f"is not an NPY file of numbers: {error}") from None
     if table.dtype.kind not in "iuf":
         raise SpecError(path.name, f"holds {table.dtype.name}", "an array of integers or floats")
-    wanted = [(num_experts,), (1, num_experts), (num_moe_layers, num_experts)]
-    if table.shape not in wanted:
-        raise SpecError(path.name, f"has the shape {table.shape}", f"{wanted[0]} or {wanted[2]}")
+    legal = [(num_experts,), (1, num_experts), (num_moe_layers, num_experts)]
+    per_source = table.ndim == 3 and (len(table), table.shape[2]) in legal[1:] and table.shape[1] > 0
+    if table.shape not in legal and not per_source:
+        wanted = f"{legal[0]}, {legal[2]}, or ({num_moe_layers}, source ranks, {num_experts})"
+        raise SpecError(path.name, f"has the shape {table.shape}", wanted)
+    if per_source:
+        return _source_rows(table.tolist(), f"{path.name}: ", num_experts)
     rows = np.atleast_2d(table).tolist()
     return [_Row(path=f"{path.name}: [{index}]", values=row) for index, row in enumerate(rows)]
 
@@ -260,6 +267,22 @@ def _shares(rows: Sequence[_Row], num_experts: int) -> NDArray[np.float64]:
     table = table / most
     shares: NDArray[np.float64] = table / table.sum(axis=1, keepdims=True)
     return shares
+
+
+def _source_shares(rows: Sequence[_Row]) -> NDArray[np.float64] | None:
+    """Shares per source rank and expert, each row summing to 1, where the file has them."""
+    tables = [row.sources for row in rows if row.sources is not None]
+    if not tables:
+        return None
+    ranks = len(tables[0])
+    _raise_any(
+        Fault(path=row.path, reason=f"has {len(table)} source ranks", legal=f"{ranks}, as the first layer")
+        for row, table in zip(rows, tables, strict=True)
+        if len(table) != ranks
+    )
+    every = np.stack(tables)
+    every = every / every.max(axis=(1, 2), keepdims=True)
+    return _frozen(every / every.sum(axis=(1, 2), keepdims=True))
 
 
 def _raise_any(faults: Iterable[Fault]) -> None:

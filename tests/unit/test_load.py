@@ -117,6 +117,8 @@ TWO_ROWS = [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
         ("a.npy", npy([10, 20, 30, 40], ">u2")),
         # Source ranks sent 1 2 3 4 and 0 0 0 0.
         ("a.yaml", "source_expert_loads: [[1, 2, 3, 4], [0, 0, 0, 0]]"),
+        # Source ranks sent 1 0 3 0 and 0 2 0 4.
+        ("a.npy", npy([[[1, 0, 3, 0], [0, 2, 0, 4]]])),
     ],
 )
 def test_one_row_per_expert(tmp_path: Path, name: str, content: str | bytes) -> None:
@@ -140,6 +142,25 @@ def test_one_row_per_expert(tmp_path: Path, name: str, content: str | bytes) -> 
 )
 def test_a_row_per_layer(tmp_path: Path, name: str, content: str | bytes) -> None:
     assert shares(write(tmp_path, name, content)) == [pytest.approx(row) for row in TWO_ROWS]
+
+
+def test_loads_per_source_rank_are_kept_beside_their_sum(tmp_path: Path) -> None:
+    """Rank 0 sends 1 + 2 of 10 copies, rank 1 sends 3 + 4: shares of all 10; the second layer 5 5 and 5 5 of 20."""
+    counts = [[[1, 2, 0, 0], [0, 0, 3, 4]], [[5, 5, 0, 0], [0, 0, 5, 5]]]
+    for name, content in (("a.json", json.dumps({"source_expert_loads": counts})), ("a.npy", npy(counts))):
+        found = read(write(tmp_path, name, content))
+        assert found.source_shares is not None
+        assert found.source_shares.shape == (2, 2, 4)
+        assert found.source_shares[0].ravel().tolist() == pytest.approx([0.1, 0.2, 0, 0, 0, 0, 0.3, 0.4])
+        assert found.source_shares.sum(axis=2)[1].tolist() == [0.5, 0.5]
+        assert found.source_shares.sum(axis=1).ravel().tolist() == pytest.approx(np.ravel(found.shares).tolist())
+        with pytest.raises(ValueError, match="read-only"):
+            found.source_shares[0, 0, 0] = 1.0
+
+
+def test_sums_alone_have_no_source_ranks(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.json", "[1, 2, 3, 4]")).source_shares is None
+    assert read("zipf:1").source_shares is None
 
 
 def test_a_path_may_be_text(tmp_path: Path) -> None:
@@ -178,8 +199,22 @@ def test_shares_cannot_be_written(tmp_path: Path) -> None:
             "[[1,2,3,4],[1,2,3,4],[1,2,3,4]]",
             "a.json: has 3 rows (legal: one row of 4 numbers, or 2 rows, one per MoE layer)",
         ),
-        ("a.npy", npy([1, 2, 3]), "a.npy: has the shape (3,) (legal: (4,) or (2, 4))"),
-        ("a.npy", npy([[[1, 2, 3, 4]]]), "a.npy: has the shape (1, 1, 4) (legal: (4,) or (2, 4))"),
+        ("a.npy", npy([1, 2, 3]), "a.npy: has the shape (3,) (legal: (4,), (2, 4), or (2, source ranks, 4))"),
+        (
+            "a.npy",
+            npy([[[1, 2, 3, 4]]] * 3),
+            "a.npy: has the shape (3, 1, 4) (legal: (4,), (2, 4), or (2, source ranks, 4))",
+        ),
+        (
+            "a.npy",
+            npy([[[1, 2, 3, 4], [0, 0, 0, -1]]]),
+            "a.npy: [0][1], expert 3: is -1 (legal: a finite number of at least 0)",
+        ),
+        (
+            "a.yaml",
+            "source_expert_loads: [[[1, 2, 3, 4]], [[1, 2, 3, 4], [4, 3, 2, 1]]]",
+            "a.yaml: source_expert_loads[1]: has 2 source ranks (legal: 1, as the first layer)",
+        ),
         ("a.yaml", "[1, .nan, 3, 4]", "a.yaml, expert 1: is nan (legal: a finite number of at least 0)"),
         ("a.json", "[1, 2, Infinity, 4]", "a.json, expert 2: is inf (legal: a finite number of at least 0)"),
         ("a.csv", "1,2,3,nan", "a.csv: line 1, expert 3: is nan (legal: a finite number of at least 0)"),
