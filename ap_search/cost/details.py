@@ -17,7 +17,16 @@ from ap_search.cost.step import GroupTime, group_time
 from ap_search.plan.plan import Plan
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import plan_name
-from ap_search.result import MemoryBreakdown, PricedPlan, StageMemory, StateBytes, TimeBreakdown, Traffic, Violation
+from ap_search.result import (
+    HiddenTime,
+    MemoryBreakdown,
+    PricedPlan,
+    StageMemory,
+    StateBytes,
+    TimeBreakdown,
+    Traffic,
+    Violation,
+)
 from ap_search.spec.job import Precision
 from ap_search.units import BF16_BYTES, Quantity
 
@@ -80,6 +89,7 @@ def price_plan(
         mfu_ratio=rate / peak,
         memory=memory,
         time=_time(group, runs, timed),
+        hidden=_hidden(group, runs, timed),
         traffic=_traffic(group, runs, timed),
         stage_times_s=tuple(
             float(stage.forward[0] + stage.backward[0] + stage.replica_each[0]) * plan.num_microbatches
@@ -167,6 +177,26 @@ def _time(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> Tim
         optimizer_s=float(last.optimizer[0]),
         other_s=float(parts[Part.OTHER]),
         imbalance_s=float(parts[Part.IMBALANCE]),
+    )
+
+
+def _hidden(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> HiddenTime:
+    """Communication seconds of the critical stage that run beside compute."""
+    critical, plan = int(timed.span.critical[0]), group.table.row(0)
+    run, stage = runs[critical], timed.seconds[critical]
+    counts = run.counts * run.share * plan.num_microbatches
+    beside = sum(
+        (count * time.hidden[:, 0] for count, time in zip(counts, group.prepared.blocks.times, strict=True)),
+        start=np.zeros(len(Wire)),
+    )
+    last = timed.seconds[int(timed.last[0])]
+    each = np.asarray(stage.replica.forward_s + stage.replica.backward_s) - stage.replica_each
+    once = np.asarray(last.replica.reduce_s + last.replica.gather_s) - last.replica_once
+    return HiddenTime(
+        ep_comm_s=float(beside[Wire.DISPATCH] + timed.paired[:, 0].sum()),
+        tp_comm_s=float(beside[Wire.TP]),
+        cp_comm_s=float(beside[Wire.CP]),
+        dp_comm_s=float(each[0] * plan.num_microbatches + once[0]),
     )
 
 

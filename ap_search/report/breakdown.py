@@ -59,7 +59,7 @@ def breakdown(priced: PricedPlan, width: int) -> list[Text]:
     lines += ["", *side_by_side(_time_table(priced), _memory_table(priced), width)]
     if priced.plan.pp > 1:
         lines += ["", *_stage_table(priced)]
-    return texts([*lines, "", *_traffic_lines(priced.traffic, width)])
+    return texts([*lines, "", *_hidden_lines(priced, width), *_traffic_lines(priced.traffic, width)])
 
 
 def effective_values(plan: Plan, width: int) -> list[str]:
@@ -167,6 +167,15 @@ def _stage_cells(priced: PricedPlan, index: int) -> tuple[str, ...]:
     )
     layers = str(priced.plan.layout.stage_layers[index])
     return (layers, number(busy_s, decimals_for(priced.step_time_s, 4)), *(gib(size) for size in sizes), stage.moment)
+
+
+def _hidden_lines(priced: PricedPlan, width: int) -> list[str]:
+    """Write which communication runs beside compute, and so is in no part of the step; nothing where none does."""
+    seconds = [(name.split("_")[0].upper(), value) for name, value in asdict(priced.hidden).items()]
+    decimals = decimals_for(priced.step_time_s, 4)
+    shown = [f"{name} {number(value, decimals)}" for name, value in seconds if value >= 0.5 * 10**-decimals]
+    text = f"communication beside compute, seconds per step: {', '.join(shown)}"
+    return paragraph(text, width=width, label="hidden") if shown else []
 
 
 def _traffic_lines(traffic: Traffic, width: int) -> list[str]:

@@ -13,6 +13,7 @@ from ap_search.result.found import (
     SoftwareRow,
 )
 from ap_search.result.records import (
+    HiddenTime,
     Lever,
     MemoryBreakdown,
     PricedPlan,
@@ -28,6 +29,7 @@ __all__ = [
     "ClashingRule",
     "ClusterRow",
     "ClusterSummary",
+    "HiddenTime",
     "Infeasibility",
     "JobSummary",
     "Lever",

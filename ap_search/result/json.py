@@ -29,6 +29,7 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
         "peak_memory_bytes": priced.peak_memory_bytes,
         "memory": _memory_json(priced.memory),
         "time": asdict(priced.time),
+        "hidden": asdict(priced.hidden),
         "stage_times_s": list(priced.stage_times_s),
         "traffic": asdict(priced.traffic),
     }

@@ -95,6 +95,16 @@ class TimeBreakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenTime:
+    """Communication seconds of one step that run beside compute on the critical stage, so that no part holds them."""
+
+    ep_comm_s: float = 0.0
+    tp_comm_s: float = 0.0
+    cp_comm_s: float = 0.0
+    dp_comm_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """What the busiest device of the critical stage sends in one step, itself left out, bytes."""
 
@@ -157,6 +167,7 @@ class PricedPlan:
     time: TimeBreakdown
     traffic: Traffic
     stage_times_s: tuple[float, ...] = ()
+    hidden: HiddenTime = HiddenTime()
 
     @property
     def peak_memory_bytes(self) -> int:
