@@ -25,6 +25,15 @@ class Target(StrEnum):
     DEEPSPEED = "deepspeed"
 
 
+class PlacementPolicy(StrEnum):
+    """Which ranks hold which experts: in order, as a load balancer chooses, or so that all ranks bear the same."""
+
+    CONTIGUOUS = "contiguous"
+    EPLB = "eplb"
+    LPLB = "lplb"
+    IDEAL = "ideal"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
     """How routed tokens fall on experts.
@@ -50,7 +59,8 @@ class Job:
     """One training job: how many devices, how large a step, what it may use.
 
     `capacity_factor` 0 is dropless routing. `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is
-    kept free of it for the context, communicators and fragmentation. `assumed` names the fields that were not given.
+    kept free of it for the context, communicators and fragmentation. `redundant_experts` are copies of experts that each
+    MoE layer holds beside its own, over one expert-parallel group. `assumed` names the fields that were not given.
     """
 
     devices: int
@@ -60,6 +70,8 @@ class Job:
     memory_limit_bytes: int
     reserve_bytes: int
     load: Load = Load()
+    placement: PlacementPolicy = PlacementPolicy.CONTIGUOUS
+    redundant_experts: int = 0
     capacity_factor: float = 0.0
     target: Target = Target.ANY
     assumed: tuple[str, ...] = ()
