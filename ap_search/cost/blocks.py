@@ -10,7 +10,7 @@ from ap_search.cost.context import CostContext
 from ap_search.cost.dispatch import DispatchShape
 from ap_search.cost.ffn import block_ffn_time
 from ap_search.cost.head import embedding_time, head_time, mtp_projection_time
-from ap_search.cost.imbalance import worst_rank_ratio
+from ap_search.cost.imbalance import RankLoads, rank_loads
 from ap_search.cost.mixer import attention_time, linear_mixer_time, norm_time_s
 from ap_search.cost.moe import dispatch_shape, moe_time
 from ap_search.cost.overlap import paired_exchange_s
@@ -43,7 +43,7 @@ class BlockCosts:
 
 
 def kinds_by_load(model: Model, load: Load) -> tuple[Model, tuple[int, ...]]:
-    """Give each MoE layer a kind of its own where the load differs by layer, and name the load row of each kind.
+    """Give MoE layers kinds of their own where their loads differ, and name the load row of each kind.
 
     Parameters
     ----------
@@ -55,31 +55,63 @@ def kinds_by_load(model: Model, load: Load) -> tuple[Model, tuple[int, ...]]:
     Returns
     -------
     tuple
-        The model (unchanged for a single row), and for each kind its row of the load, -1 for kinds without experts.
+        The model (unchanged where all rows are equal), and for each kind its row of the load, -1 for kinds without
+        experts.
 
     Notes
     -----
     A1. MTP modules that hold a kind of their own take the load of the last MoE layer.
     """
-    if load.shares is None or len(load.shares) == 1:
+    alike = _rows_alike(load)
+    if len(set(alike)) == 1:
         return model, tuple(0 if kind.is_moe else -1 for kind in model.kinds)
     kinds: list[LayerKind] = list(model.kinds)
-    rows = [len(load.shares) - 1 if kind.is_moe else -1 for kind in kinds]
+    rows = [alike[-1] if kind.is_moe else -1 for kind in kinds]
     layers = list(model.layers)
-    for row, layer in enumerate(model.moe_layers):
-        kinds.append(model.kinds[layers[layer]])
-        rows.append(row)
-        layers[layer] = len(kinds) - 1
+    known: dict[tuple[int, int], int] = {}
+    for row, layer in zip(alike, model.moe_layers, strict=True):
+        kind = (layers[layer], row)
+        if kind not in known:
+            known[kind] = len(kinds)
+            kinds.append(model.kinds[kind[0]])
+            rows.append(row)
+        layers[layer] = known[kind]
     return replace(model, kinds=tuple(kinds), layers=tuple(layers)), tuple(rows)
 
 
-def _load_ratio(load: Load, row: int, ep: NDArray[np.int64]) -> FloatArray:
-    """Worst rank's rows over the mean for one row of the load, per plan."""
+def _rows_alike(load: Load) -> tuple[int, ...]:
+    """Name for each row of a load the first row that is equal to it."""
     if load.shares is None:
-        return np.ones(len(ep))
-    degrees, inverse = np.unique(ep, return_inverse=True)
-    shares = load.shares[row : row + 1]
-    return np.array([worst_rank_ratio(shares, int(degree))[0] for degree in degrees])[inverse]
+        return (0,)
+    source = load.shares if load.source_shares is None else load.source_shares
+    first: dict[bytes, int] = {}
+    return tuple(first.setdefault(each.tobytes(), row) for row, each in enumerate(source))
+
+
+def groups_loads(context: CostContext, shapes: Shapes) -> RankLoads:
+    """Work out how much more than its share the busiest rank of each plan's expert-parallel group receives.
+
+    Parameters
+    ----------
+    context : CostContext
+        Job and router.
+    shapes : Shapes
+        Degrees and placements.
+
+    Returns
+    -------
+    RankLoads
+        Of all groups in `shapes`.
+
+    Source: docs/cost-model/imbalance.md.
+    """
+    return rank_loads(
+        context.job,
+        context.model.moe,
+        ep=shapes.ep,
+        domains=np.asarray(shapes.ep_place.domains),
+        min_max_load=context.min_max_load,
+    )
 
 
 def _mixer_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockTime:
@@ -94,7 +126,7 @@ def _mixer_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
 def _ffn_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: DispatchShape | None) -> BlockTime:
     """Time of a layer's feed-forward, whichever kind it is."""
     if isinstance(kind.ffn, MoeFfn) and shape is not None:
-        return moe_time(context, kind.ffn, shapes, shape)
+        return moe_time(context, kind.ffn, shapes, shape=shape)
     if isinstance(kind.ffn, DenseFfn):
         return block_ffn_time(context, shapes, ffn=kind.ffn, part=Part.DENSE_FFN, module=Recompute.MLP)
     return BlockTime.empty(len(shapes.tp))
@@ -112,7 +144,7 @@ def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
     return time
 
 
-def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: DispatchShape | None) -> BlockTime:
+def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: DispatchShape | None) -> BlockTime:
     """Time of one layer and one micro-batch on one device, seconds, recompute included.
 
     Parameters
@@ -137,7 +169,7 @@ def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: Dis
     time = time.plus(_ffn_time(context, kind, shapes, shape)).plus(_norms_time(context, kind, shapes))
     full = shapes.recomputes(Recompute.FULL)
     time.backward[Part.RECOMPUTE] = np.where(full, time.forward.sum(axis=0), time.backward[Part.RECOMPUTE])
-    time.sent_backward[:] += np.where(full, time.sent_forward, 0.0)
+    time.sent_backward_bytes[:] += np.where(full, time.sent_forward_bytes, 0.0)
     time.paired[:] = paired_exchange_s(context, shapes, time)
     return time
 
@@ -161,15 +193,16 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
     """
     model = context.model
     shapes = block_shapes(context.machine, context.job, table)
+    loads = context.rank_loads or groups_loads(context, shapes)
     times: list[BlockTime] = []
     memories: list[BlockMemory] = []
     for kind, row in zip(model.kinds, load_rows, strict=True):
         shape = None
         if isinstance(kind.ffn, MoeFfn):
-            ratio = _load_ratio(context.job.load, row, shapes.ep)
+            ratio = loads.received_by(row, ep=shapes.ep, domains=shapes.ep_place.domains)
             shape = dispatch_shape(context, kind.ffn, shapes, load_ratio=ratio, kept_ratio=np.ones(len(table)))
-        times.append(layer_time(context, kind, shapes, shape))
-        memories.append(layer_memory(kind, model.hidden_size, shapes, shape))
+        times.append(layer_time(context, kind, shapes, shape=shape))
+        memories.append(layer_memory(kind, model.hidden_size, shapes, shape=shape))
     repeated = model.mtp_index
     head = head_time(context, shapes)
     mtp_time = times[repeated].plus(mtp_projection_time(context, shapes)).plus(head)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ap_search.cost.compute import elementwise_time_s
+from ap_search.cost.imbalance import MinMaxLoad, RankLoads
 from ap_search.cost.linear import Rates
 from ap_search.spec.blocks import Model
 from ap_search.spec.job import Job, Precision
@@ -15,12 +16,18 @@ from ap_search.units import Quantity
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostContext:
-    """Everything that stays the same over the plans of one search."""
+    """Everything that stays the same over the plans of one search.
+
+    `min_max_load` solves LPLB's linear program, which only that placement needs. `rank_loads` are those of all groups
+    of a table that is priced in parts; None where each part works out its own.
+    """
 
     model: Model
     machine: Machine
     software: Software
     job: Job
+    min_max_load: MinMaxLoad | None = None
+    rank_loads: RankLoads | None = None
 
     @property
     def linear_rates(self) -> Rates:

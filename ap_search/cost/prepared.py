@@ -1,20 +1,22 @@
 """What all stages of all plans are priced from: block costs per distinct shape, parameters and groups per plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ap_search.cost.blocks import BlockCosts, block_costs, kinds_by_load
+from ap_search.cost.blocks import BlockCosts, block_costs, groups_loads, kinds_by_load
 from ap_search.cost.context import CostContext
 from ap_search.cost.replicas import ReplicaGroup, replica_groups
-from ap_search.cost.shapes import BLOCK_COLUMNS, distinct_rows
+from ap_search.cost.shapes import BLOCK_COLUMNS, block_shapes, distinct_rows
 from ap_search.cost.state import BlockParams, block_params
 from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import Model
+from ap_search.spec.job import PlacementPolicy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BALANCERS = (PlacementPolicy.EPLB, PlacementPolicy.LPLB)
 PARAM_COLUMNS = ("tp", "ep", "etp", "pp")
 
 
@@ -22,9 +24,8 @@ PARAM_COLUMNS = ("tp", "ep", "etp", "pp")
 class Prepared:
     """Costs that do not depend on stages.
 
-    Block arrays have shape (blocks, shapes); `shape_of` maps a plan to its shape, `params_of` to its row of `params`.
-    `saved`, `state`, `recomputed`, `transient`, `exchange` are bytes, `forward`, `backward`, `weight_grad` seconds of
-    one micro-batch.
+    Block arrays, of one micro-batch, have shape (blocks, shapes); `shape_of` maps a plan to its shape, `params_of` to
+    its row of `params`.
     """
 
     context: CostContext
@@ -36,15 +37,37 @@ class Prepared:
     params_of: IntArray
     dense: ReplicaGroup
     expert: ReplicaGroup
-    saved: FloatArray
-    state: FloatArray
-    recomputed: FloatArray
-    transient: FloatArray
-    exchange: FloatArray
-    forward: FloatArray
-    backward: FloatArray
-    weight_grad: FloatArray
-    paired: FloatArray
+    saved_bytes: FloatArray
+    state_bytes: FloatArray
+    recomputed_bytes: FloatArray
+    transient_bytes: FloatArray
+    exchange_bytes: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    weight_grad_s: FloatArray
+    paired_s: FloatArray
+
+
+def with_rank_loads(context: CostContext, table: PlanTable) -> CostContext:
+    """Place experts once for all groups of a table that is then priced in parts, where placing them takes long.
+
+    Parameters
+    ----------
+    context : CostContext
+        Model, machine, software, job.
+    table : PlanTable
+        Plans.
+
+    Returns
+    -------
+    CostContext
+        With the loads of all ranks for a balancer's placement, unchanged for others.
+    """
+    if context.job.load.shares is None or context.job.placement not in BALANCERS or not len(table):
+        return context
+    first, _ = distinct_rows([getattr(table, name) for name in BLOCK_COLUMNS])
+    shapes = block_shapes(context.machine, context.job, table.take(first))
+    return replace(context, rank_loads=groups_loads(context, shapes))
 
 
 def prepare(context: CostContext, table: PlanTable) -> Prepared:
@@ -63,7 +86,7 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
         What `plan_group` reads.
     """
     model, load_rows = kinds_by_load(context.model, context.job.load)
-    context = CostContext(model=model, machine=context.machine, software=context.software, job=context.job)
+    context = replace(context, model=model)
     first, shape_of = distinct_rows([getattr(table, name) for name in BLOCK_COLUMNS])
     blocks = block_costs(context, table.take(first), load_rows)
     alike, params_of = distinct_rows([getattr(table, name) for name in PARAM_COLUMNS])
@@ -78,13 +101,13 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
         params_of=params_of,
         dense=dense,
         expert=expert,
-        saved=blocks.bytes_of("saved"),
-        state=blocks.bytes_of("dispatch_state"),
-        recomputed=blocks.bytes_of("recomputed"),
-        transient=blocks.bytes_of("transient"),
-        exchange=blocks.bytes_of("dispatch_transient"),
-        forward=blocks.seconds("forward"),
-        backward=blocks.seconds("backward"),
-        weight_grad=blocks.seconds("weight_grad"),
-        paired=np.stack([time.paired for time in blocks.times]),
+        saved_bytes=blocks.bytes_of("saved"),
+        state_bytes=blocks.bytes_of("dispatch_state"),
+        recomputed_bytes=blocks.bytes_of("recomputed"),
+        transient_bytes=blocks.bytes_of("transient"),
+        exchange_bytes=blocks.bytes_of("dispatch_transient"),
+        forward_s=blocks.seconds("forward"),
+        backward_s=blocks.seconds("backward"),
+        weight_grad_s=blocks.seconds("weight_grad"),
+        paired_s=np.stack([time.paired for time in blocks.times]),
     )

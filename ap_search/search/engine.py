@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
+from ap_search.cost.prepared import with_rank_loads
 from ap_search.cost.step import TablePrice, price_table
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import plan_name
@@ -164,6 +165,7 @@ def run_search(
     progress("enumerating meshes", 0.0)
     space = build_table(rules, domains, layout_for=LayoutMaker(context.model, context.job.seq_len))
     table = space.table
+    context = with_rank_loads(context, table)
     price = price_in_chunks(context, table, progress)
     fits = price.peak_bytes <= context.job.memory_limit_bytes
     best = rank(price, fits, top)

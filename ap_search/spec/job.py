@@ -59,8 +59,8 @@ class Job:
     """One training job: how many devices, how large a step, what it may use.
 
     `capacity_factor` 0 is dropless routing. `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is
-    kept free of it for the context, communicators and fragmentation. `redundant_experts` are copies of experts that each
-    MoE layer holds beside its own, over one expert-parallel group. `assumed` names the fields that were not given.
+    kept free of it for the context, communicators and fragmentation. `redundant_experts` are copies of experts that
+    each MoE layer holds beside its own, over one expert-parallel group. `assumed` names the fields that were not given.
     """
 
     devices: int
