@@ -94,7 +94,20 @@ def mla_up_projected_bytes(attention: Attention, shapes: Shapes) -> FloatArray:
 
 
 def ffn_inner_elements(width: int, *, gated: bool) -> tuple[int, int]:
-    """Elements per token that a feed-forward saves inside: first product, and activation output."""
+    """Elements per token that a feed-forward saves inside.
+
+    Parameters
+    ----------
+    width : int
+        Inner width, elements.
+    gated : bool
+        Whether the first product is twice as wide.
+
+    Returns
+    -------
+    tuple of int
+        Of the first product, and of the activation's output.
+    """
     return (2 * width if gated else width), width
 
 
@@ -156,7 +169,7 @@ def _moe_memory(
     return outer + inner, removed, act + rows * BF16_BYTES * first / shapes.etp
 
 
-def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, shape: DispatchShape | None) -> BlockMemory:
+def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, *, shape: DispatchShape | None) -> BlockMemory:
     """Activation memory of one layer and one micro-batch on one device, bytes, after recompute.
 
     Parameters

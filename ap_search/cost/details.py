@@ -207,7 +207,7 @@ def _traffic(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> 
     counts = run.counts * run.share * plan.num_microbatches
     sent = sum(
         (
-            count * (time.sent_forward + time.sent_backward)[:, 0]
+            count * (time.sent_forward_bytes + time.sent_backward_bytes)[:, 0]
             for count, time in zip(counts, group.prepared.blocks.times, strict=True)
         ),
         start=np.zeros(len(Wire)),

@@ -101,7 +101,9 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
         shape.tokens * shape.distinct_ranks() * (token_bytes + (FP32_BYTES + COUNT_BYTES) * shape.moe.top_k) * away
     )
     alone = shape.group <= 1
-    return np.where(alone, 0.0, by_dispatcher(shape.dispatcher, gathered, exchanged, sent_once))
+    return np.where(
+        alone, 0.0, by_dispatcher(shape.dispatcher, allgather=gathered, alltoall=exchanged, fused=sent_once)
+    )
 
 
 def combine_sent_bytes(shape: DispatchShape) -> Quantity:
@@ -132,10 +134,12 @@ def combine_sent_bytes(shape: DispatchShape) -> Quantity:
     exchanged = shape.copies * shape.load_ratio * (token_bytes * remote + reduced * (shape.etp - 1.0))
     away = (shape.group - 1.0) / shape.group
     sent_once = shape.tokens * shape.distinct_ranks() * shape.load_ratio * token_bytes * away
-    return np.where(shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, scattered, exchanged, sent_once))
+    return np.where(
+        shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, allgather=scattered, alltoall=exchanged, fused=sent_once)
+    )
 
 
-def by_dispatcher(dispatcher: Quantity, allgather: Quantity, alltoall: Quantity, fused: Quantity) -> Quantity:
+def by_dispatcher(dispatcher: Quantity, *, allgather: Quantity, alltoall: Quantity, fused: Quantity) -> Quantity:
     """Choose per plan among three quantities; deepep and hybridep share the last.
 
     Parameters
@@ -204,7 +208,7 @@ def dispatch_transient_bytes(shape: DispatchShape) -> Quantity:
     alltoall = (shape.copies + 2.0 * shape.rows) * width
     allgather = (shape.group * shape.tokens + shape.rows) * width
     fused = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
-    return by_dispatcher(shape.dispatcher, allgather, alltoall, fused)
+    return by_dispatcher(shape.dispatcher, allgather=allgather, alltoall=alltoall, fused=fused)
 
 
 def dispatcher_buffer_bytes(*, dispatcher: Quantity, hidden: int, group: Quantity, domains: Quantity) -> Quantity:

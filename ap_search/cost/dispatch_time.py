@@ -60,7 +60,9 @@ def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
         domains=shape.etp_domains,
     )
     fused = _fused_time_s(machine, shape, machine.dispatch.dispatch_latency_s)
-    return np.where(shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, gathered, exchanged, fused))
+    return np.where(
+        shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, allgather=gathered, alltoall=exchanged, fused=fused)
+    )
 
 
 def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
@@ -78,8 +80,8 @@ def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
 
     Notes
     -----
-    A1, A2. As for `dispatch_time_s`.
-    A3. Reduce-scatters run in the router's type.
+    A1. As A1 and A2 of `dispatch_time_s`.
+    A2. Reduce-scatters run in the router's type.
 
     Source: as `dispatch_time_s`.
     """
@@ -103,7 +105,9 @@ def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
         domains=shape.etp_domains,
     )
     fused = _fused_time_s(machine, shape, machine.dispatch.combine_latency_s)
-    return np.where(shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, scattered, exchanged, fused))
+    return np.where(
+        shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, allgather=scattered, alltoall=exchanged, fused=fused)
+    )
 
 
 def _exchange_s(machine: Machine, shape: DispatchShape, size_bytes: Quantity) -> Quantity:
@@ -147,4 +151,6 @@ def permute_bytes(shape: DispatchShape, local_experts: Quantity) -> Quantity:
     expand = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
     alone = (shape.tokens + shape.copies) * width
     fused = np.where(shape.dispatcher == Dispatcher.HYBRIDEP, 0.0, expand)
-    return np.where(shape.group <= 1, alone, by_dispatcher(shape.dispatcher, allgather, alltoall, fused))
+    return np.where(
+        shape.group <= 1, alone, by_dispatcher(shape.dispatcher, allgather=allgather, alltoall=alltoall, fused=fused)
+    )

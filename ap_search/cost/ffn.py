@@ -128,9 +128,9 @@ def block_ffn_time(context: CostContext, shapes: Shapes, *, ffn: DenseFfn, part:
     time.forward[part] = core.forward_s
     time.backward[part] = core.backward_s
     time.weight_grad[:] = core.linear.weight_grad_s
-    add_tensor_comm(context, time, comm, core.forward_s)
+    add_tensor_comm(context, time, comm, compute_s=core.forward_s)
     repeated = core.forward_s + time.forward[Part.TP_COMM]
     again = shapes.recomputes(module)
     time.backward[Part.RECOMPUTE] = np.where(again, repeated, 0.0)
-    time.sent_backward[Wire.TP] += np.where(again, comm.sent_forward_bytes, 0.0)
+    time.sent_backward_bytes[Wire.TP] += np.where(again, comm.sent_forward_bytes, 0.0)
     return time

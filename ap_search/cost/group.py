@@ -40,15 +40,15 @@ class PlanGroup:
     local_tokens: FloatArray
     tp: IntArray
     domains: IntArray
-    saved: FloatArray
-    state: FloatArray
-    recomputed: FloatArray
-    transient: FloatArray
-    exchange: FloatArray
-    forward: FloatArray
-    backward: FloatArray
-    weight_grad: FloatArray
-    paired: FloatArray
+    saved_bytes: FloatArray
+    state_bytes: FloatArray
+    recomputed_bytes: FloatArray
+    transient_bytes: FloatArray
+    exchange_bytes: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    weight_grad_s: FloatArray
+    paired_s: FloatArray
 
 
 def plan_group(prepared: Prepared, rows: IntArray) -> PlanGroup:
@@ -86,13 +86,13 @@ def plan_group(prepared: Prepared, rows: IntArray) -> PlanGroup:
         local_tokens=shapes.local_tokens[used],
         tp=shapes.tp[used],
         domains=np.asarray(shapes.group_place.domains)[used],
-        saved=prepared.saved[:, used],
-        state=prepared.state[:, used],
-        recomputed=prepared.recomputed[:, used],
-        transient=prepared.transient[:, used],
-        exchange=prepared.exchange[:, used],
-        forward=prepared.forward[:, used],
-        backward=prepared.backward[:, used],
-        weight_grad=prepared.weight_grad[:, used],
-        paired=prepared.paired[:, :, used],
+        saved_bytes=prepared.saved_bytes[:, used],
+        state_bytes=prepared.state_bytes[:, used],
+        recomputed_bytes=prepared.recomputed_bytes[:, used],
+        transient_bytes=prepared.transient_bytes[:, used],
+        exchange_bytes=prepared.exchange_bytes[:, used],
+        forward_s=prepared.forward_s[:, used],
+        backward_s=prepared.backward_s[:, used],
+        weight_grad_s=prepared.weight_grad_s[:, used],
+        paired_s=prepared.paired_s[:, :, used],
     )

@@ -35,7 +35,7 @@ def embedding_time(context: CostContext, shapes: Shapes) -> BlockTime:
     time.forward[Part.OTHER] = context.memory_bound_s(2 * BF16_BYTES * shapes.tokens * hidden)
     time.backward[Part.OTHER] = context.memory_bound_s((BF16_BYTES + 2 * FP32_BYTES) * shapes.tokens * hidden)
     comm = tensor_comm(context, shapes, gathered_width=0, scattered_width=hidden)
-    add_tensor_comm(context, time, comm, 0.0)
+    add_tensor_comm(context, time, comm, compute_s=0.0)
     return time
 
 
@@ -75,7 +75,7 @@ def head_time(context: CostContext, shapes: Shapes) -> BlockTime:
     time.forward[Part.OTHER] = norm_time_s(context, shapes, norms=1, backward=False)
     time.backward[Part.OTHER] = norm_time_s(context, shapes, norms=1, backward=True)
     comm = tensor_comm(context, shapes, gathered_width=model.hidden_size, scattered_width=0)
-    add_tensor_comm(context, time, comm, 0.0)
+    add_tensor_comm(context, time, comm, compute_s=0.0)
     return time
 
 
@@ -105,5 +105,5 @@ def mtp_projection_time(context: CostContext, shapes: Shapes) -> BlockTime:
     time.forward[Part.OTHER] = norm_time_s(context, shapes, norms=2, backward=False)
     time.backward[Part.OTHER] = norm_time_s(context, shapes, norms=2, backward=True)
     comm = tensor_comm(context, shapes, gathered_width=2 * hidden, scattered_width=hidden)
-    add_tensor_comm(context, time, comm, linear.forward_s)
+    add_tensor_comm(context, time, comm, compute_s=linear.forward_s)
     return time

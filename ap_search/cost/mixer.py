@@ -189,17 +189,17 @@ def attention_time(context: CostContext, attention: Attention, shapes: Shapes) -
     time.forward[Part.ATTENTION] = linear_forward + core + rotate
     time.backward[Part.ATTENTION] = up_time.backward_s + other_time.backward_s + core_back + rotate
     time.weight_grad[:] = up_time.weight_grad_s + other_time.weight_grad_s
-    add_tensor_comm(context, time, tensor, linear_forward)
+    add_tensor_comm(context, time, tensor, compute_s=linear_forward)
     time.forward[Part.CP_COMM], time.backward[Part.CP_COMM] = ring_forward, ring_backward
     time.hidden[Wire.CP] = ring_hidden
-    time.sent_forward[Wire.CP], time.sent_backward[Wire.CP] = ring_bytes, 2.0 * ring_bytes
+    time.sent_forward_bytes[Wire.CP], time.sent_backward_bytes[Wire.CP] = ring_bytes, 2.0 * ring_bytes
     time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.CORE_ATTN), core, 0.0) + np.where(
         shapes.recomputes(Recompute.MLA_UP_PROJ), up_time.forward_s, 0.0
     )
     return time
 
 
-def add_tensor_comm(context: CostContext, time: BlockTime, comm: TensorComm, compute_s: Quantity) -> None:
+def add_tensor_comm(context: CostContext, time: BlockTime, comm: TensorComm, *, compute_s: Quantity) -> None:
     """Put a block's tensor-parallel communication into its time: exposed seconds, hidden seconds, bytes.
 
     Parameters
@@ -219,8 +219,8 @@ def add_tensor_comm(context: CostContext, time: BlockTime, comm: TensorComm, com
     time.forward[Part.TP_COMM] += forward
     time.backward[Part.TP_COMM] += backward
     time.hidden[Wire.TP] += comm.forward_s - forward + comm.backward_s - backward
-    time.sent_forward[Wire.TP] += comm.sent_forward_bytes
-    time.sent_backward[Wire.TP] += comm.sent_backward_bytes
+    time.sent_forward_bytes[Wire.TP] += comm.sent_forward_bytes
+    time.sent_backward_bytes[Wire.TP] += comm.sent_backward_bytes
 
 
 def _core_time_s(context: CostContext, attention: Attention, shapes: Shapes) -> Quantity:
@@ -324,5 +324,5 @@ def linear_mixer_time(context: CostContext, mixer: LinearMixer, shapes: Shapes) 
     time.backward[Part.ATTENTION] = linear.backward_s + 2.0 * scan
     time.weight_grad[:] = linear.weight_grad_s
     comm = tensor_comm(context, shapes, gathered_width=hidden, scattered_width=hidden)
-    add_tensor_comm(context, time, comm, linear.forward_s)
+    add_tensor_comm(context, time, comm, compute_s=linear.forward_s)
     return time

@@ -187,7 +187,7 @@ def _latent_time(context: CostContext, moe: MoeFfn, shapes: Shapes) -> tuple[Qua
     return linear.forward_s, linear.backward_s, linear.weight_grad_s
 
 
-def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchShape) -> BlockTime:
+def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, *, shape: DispatchShape) -> BlockTime:
     """Time of one MoE feed-forward, seconds per micro-batch on the worst rank.
 
     Parameters
@@ -225,7 +225,7 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchS
     _add_exchange(time, balanced)
     time.forward[Part.IMBALANCE] = actual.forward_s - balanced.forward_s
     time.backward[Part.IMBALANCE] = actual.backward_s - balanced.backward_s
-    for sent in (time.sent_forward, time.sent_backward):
+    for sent in (time.sent_forward_bytes, time.sent_backward_bytes):
         sent[Wire.DISPATCH], sent[Wire.COMBINE] = dispatch_sent_bytes(shape), combine_sent_bytes(shape)
     if moe.shared_width:
         time = time.plus(_shared_time(context, moe, shapes, time))
@@ -258,5 +258,5 @@ def _with_recompute(shapes: Shapes, time: BlockTime, routed: RoutedTime) -> Bloc
     act = np.where(shapes.recomputes(Recompute.MOE_ACT), routed.experts.activation_s, 0.0)
     repeated = time.backward[Part.RECOMPUTE] + act
     time.backward[Part.RECOMPUTE] = np.where(moe, whole, repeated)
-    time.sent_backward[:] += np.where(moe, time.sent_forward, 0.0)
+    time.sent_backward_bytes[:] += np.where(moe, time.sent_forward_bytes, 0.0)
     return time

@@ -28,7 +28,7 @@ class Part(IntEnum):
 
 
 class Wire(IntEnum):
-    """Kinds of traffic of one block, rows of `BlockTime.sent_forward`."""
+    """Kinds of traffic of one block, rows of `BlockTime.sent_forward_bytes`."""
 
     DISPATCH = 0
     COMBINE = 1
@@ -41,8 +41,8 @@ class BlockTime:
     """Exposed seconds of one block and one micro-batch on one device, and what it sends.
 
     `forward`, `backward` have shape (parts, plans); `weight_grad` (plans,) is the share of `backward` that makes weight
-    gradients and may be moved by zero-bubble schedules; `sent_forward`, `sent_backward` (wires, plans) are bytes;
-    `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
+    gradients and may be moved by zero-bubble schedules; `sent_forward_bytes`, `sent_backward_bytes` are of shape (wires,
+    plans). `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
     micro-batch. `exchange` (dispatch and combine, plans) are one pass each alone; `paired` the seconds of them, over
     forward and backward, that hide where a forward of one micro-batch runs into a backward of another.
     """
@@ -50,8 +50,8 @@ class BlockTime:
     forward: FloatArray
     backward: FloatArray
     weight_grad: FloatArray
-    sent_forward: FloatArray
-    sent_backward: FloatArray
+    sent_forward_bytes: FloatArray
+    sent_backward_bytes: FloatArray
     hidden: FloatArray
     exchange: FloatArray
     paired: FloatArray
@@ -63,8 +63,8 @@ class BlockTime:
             forward=np.zeros((len(Part), plans)),
             backward=np.zeros((len(Part), plans)),
             weight_grad=np.zeros(plans),
-            sent_forward=np.zeros((len(Wire), plans)),
-            sent_backward=np.zeros((len(Wire), plans)),
+            sent_forward_bytes=np.zeros((len(Wire), plans)),
+            sent_backward_bytes=np.zeros((len(Wire), plans)),
             hidden=np.zeros((len(Wire), plans)),
             exchange=np.zeros((2, plans)),
             paired=np.zeros((2, plans)),
@@ -76,8 +76,8 @@ class BlockTime:
             forward=self.forward + other.forward,
             backward=self.backward + other.backward,
             weight_grad=self.weight_grad + other.weight_grad,
-            sent_forward=self.sent_forward + other.sent_forward,
-            sent_backward=self.sent_backward + other.sent_backward,
+            sent_forward_bytes=self.sent_forward_bytes + other.sent_forward_bytes,
+            sent_backward_bytes=self.sent_backward_bytes + other.sent_backward_bytes,
             hidden=self.hidden + other.hidden,
             exchange=self.exchange + other.exchange,
             paired=self.paired + other.paired,

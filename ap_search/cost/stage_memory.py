@@ -61,7 +61,7 @@ class StageBytes:
 
 def _alive(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
     """Activations and dispatch state of all micro-batches in flight at the fullest moment, bytes per plan."""
-    saved, state = run.chunk_counts @ group.saved, run.chunk_counts @ group.state
+    saved, state = run.chunk_counts @ group.saved_bytes, run.chunk_counts @ group.state_bytes
     held, kept = np.empty(len(group.rows)), np.empty(len(group.rows))
     counts, position = np.unique(group.table.num_microbatches, return_inverse=True)
     for index, count in enumerate(counts):
@@ -143,7 +143,8 @@ def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
     held, kept = _alive(group, run)
     present = run.counts > 0
     again, running, exchange = (
-        array[present].max(axis=0)[group.shape_of] for array in (group.recomputed, group.transient, group.exchange)
+        array[present].max(axis=0)[group.shape_of]
+        for array in (group.recomputed_bytes, group.transient_bytes, group.exchange_bytes)
     )
     logits, softmax = _logits(group, run)
     fixed = dispatcher_buffer_bytes(

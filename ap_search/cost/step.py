@@ -81,7 +81,8 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     """
     context, params, counts = group.context, group.params, run.counts
     forward, backward, weight_grad = (
-        ((counts * run.share) @ array)[group.shape_of] for array in (group.forward, group.backward, group.weight_grad)
+        ((counts * run.share) @ array)[group.shape_of]
+        for array in (group.forward_s, group.backward_s, group.weight_grad_s)
     )
     dense = ((params.dense + params.router) @ counts)[group.params_of]
     expert = (params.expert @ counts)[group.params_of]
@@ -109,7 +110,7 @@ def _paired(group: PlanGroup, run: StageRun) -> FloatArray:
     ratio = overlap_ratio(group.context, group.schedule, group.layout.pp)
     if not ratio:
         return np.zeros((2, len(group.rows)))
-    paired: FloatArray = ratio * np.tensordot(run.counts * run.share, group.paired, axes=1)[:, group.shape_of]
+    paired: FloatArray = ratio * np.tensordot(run.counts * run.share, group.paired_s, axes=1)[:, group.shape_of]
     return paired
 
 
@@ -133,7 +134,7 @@ class GroupTime:
         return self.span.total_s + self.once
 
 
-def hop_seconds(group: PlanGroup) -> FloatArray:
+def hop_time_s(group: PlanGroup) -> FloatArray:
     """Time of one transfer between neighbouring stages, seconds per hop.
 
     Parameters
@@ -192,7 +193,7 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
         schedule=group.table.schedule,
         vpp=group.table.vpp,
         num_microbatches=group.table.num_microbatches,
-        hop_s=hop_seconds(group),
+        hop_s=hop_time_s(group),
         hop_overlap_ratio=group.context.software.pp_overlap_ratio,
     )
     once = np.stack([stage.once for stage in seconds], axis=1)
@@ -242,7 +243,18 @@ class TablePrice:
 
 
 def plan_rows(table: PlanTable) -> tuple[IntArray, ...]:
-    """Split the rows of a table by layout and schedule."""
+    """Split the rows of a table by layout and schedule.
+
+    Parameters
+    ----------
+    table : PlanTable
+        Plans.
+
+    Returns
+    -------
+    tuple of array of int
+        Row numbers, each group at least one.
+    """
     key = table.layout * len(Schedule) + table.schedule
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
