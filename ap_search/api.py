@@ -1,7 +1,7 @@
 """The public names: search, estimate and what they load; the command line calls these too."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
 from ap_search.errors import Fault, SpecError
-from ap_search.plan.plan import Layout, Plan
-from ap_search.plan.text import knob_text, parse_knob_values, parse_plan
+from ap_search.plan.plan import Plan
+from ap_search.plan.text import knob_text, names_layout, parse_knob_values, parse_plan
 from ap_search.result import (
     ClusterRow,
     ClusterSummary,
@@ -294,17 +294,11 @@ def estimate(
     )
     job, loaded = setting.cost.job, setting.cost.model
     maker = LayoutMaker(loaded, job.seq_len)
-    guessed: list[Layout] = []
-
-    def balanced(pp: int, vpp: int) -> Layout:
-        guessed.append(maker.balanced(pp, vpp))
-        return guessed[-1]
-
-    parsed = parse_plan(plan, devices=job.devices, global_batch=job.global_batch, default_layout=balanced, model=loaded)
-    _keep_to(parsed, _chosen(set))
-    rules = RuleContext(
-        model=loaded, machine=setting.cost.machine, job=job, explicit_layout=parsed.layout.even or not guessed
+    parsed = parse_plan(
+        plan, devices=job.devices, global_batch=job.global_batch, default_layout=maker.balanced, model=loaded
     )
+    _keep_to(parsed, _chosen(set))
+    rules = replace(setting.rules, explicit_layout=False, given_layout=names_layout(plan))
     broken = violations(rules, parsed)
     priced = price_plan(setting.cost, parsed, violations=broken)
     over = memory_violation(setting.cost, priced)

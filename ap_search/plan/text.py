@@ -278,6 +278,22 @@ def parse_plan(
     return _complete(values, layout, devices=devices, global_batch=global_batch)
 
 
+def names_layout(text: str) -> bool:
+    """Tell whether a plan's text names its stage layout (`stage_layers=...`, or `L...` in a short name).
+
+    Parameters
+    ----------
+    text : str
+        As for `parse_plan`.
+
+    Returns
+    -------
+    bool
+    """
+    pairs = _assignments(text, []) if "=" in text else _name_tokens(text, [])
+    return any(key == "stage_layers" for key, _ in pairs)
+
+
 def _assignments(text: str, faults: list[Fault]) -> list[tuple[str, str]]:
     """Split `axis=value,...`; add a fault for each piece that is none, or whose key is unknown or repeated."""
     pairs: dict[str, str] = {}

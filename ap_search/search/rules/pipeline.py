@@ -15,7 +15,6 @@ from ap_search.search.rules.base import (
     not_multiple,
     unless,
 )
-from ap_search.search.rules.columns import simple_layout
 from ap_search.search.rules.mesh import REQUIREMENT
 from ap_search.search.rules.sizes import moe_kinds
 
@@ -83,14 +82,14 @@ def _layout_describe(context: RuleContext, plan: Plan) -> Broken:
         f"{layers} layers do not divide over pp={plan.pp} x vpp={plan.vpp} = {stages} virtual stages;"
         " Megatron-LM refuses, older versions silently drop layers"
     )
-    return Broken(text=text, demand=stages, bound=layers, unit="layers")
+    return Broken(text=text, demand=layers % stages, bound=0, unit="layers left over")
 
 
 def _layout_lever(context: RuleContext, plan: Plan) -> tuple[Lever, ...]:
-    """Offer the layout that spreads the remainder, to be asked for by name."""
-    if plan.pp * plan.vpp > context.model.num_layers:
+    """Offer the layout that the plan was priced with, to be asked for by name."""
+    if sum(plan.layout.chunk_layers) != context.model.num_layers:
         return ()
-    change = "stage_layers=" + layout_text(simple_layout(context.model.num_layers, plan.pp, plan.vpp))
+    change = "stage_layers=" + layout_text(plan.layout)
     return (Lever(change=change, effect="an uneven layout that is asked for is legal"),)
 
 
