@@ -19,9 +19,11 @@ from ap_search.cost.shapes import Shapes, block_shapes
 from ap_search.plan.plan import Recompute
 from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, LinearMixer, Model, MoeFfn
-from ap_search.spec.job import Load
+from ap_search.spec.job import Load, PlacementPolicy
 
 FloatArray = NDArray[np.float64]
+# One solution of the linear program on the device, per MoE layer and micro-batch (deepseek-ai/LPLB README: ~100 us).
+LPLB_SOLVER_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,12 +135,13 @@ def _ffn_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: Disp
 
 
 def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockTime:
-    """Norms, residual additions and launch costs of a layer; norms repeat under `layernorm` recompute."""
+    """Norms, residual additions, launch and solver costs of a layer; norms repeat under `layernorm` recompute."""
     software = context.software
     launch = software.launch_per_layer_s + (software.launch_per_moe_layer_s if kind.is_moe else 0.0)
+    solved = kind.is_moe and context.job.placement is PlacementPolicy.LPLB and context.job.redundant_experts > 0
     time = BlockTime.empty(len(shapes.tp))
     forward = norm_time_s(context, shapes, norms=kind.num_norms, backward=False)
-    time.forward[Part.OTHER] = forward + launch
+    time.forward[Part.OTHER] = forward + launch + (LPLB_SOLVER_S if solved else 0.0)
     time.backward[Part.OTHER] = norm_time_s(context, shapes, norms=kind.num_norms, backward=True) + 2.0 * launch
     time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.LAYERNORM), forward, 0.0)
     return time

@@ -97,7 +97,9 @@ def prepare(context: CostContext, table: PlanTable) -> Prepared:
         table=table,
         blocks=blocks,
         shape_of=shape_of,
-        params=block_params(model, context.software, table.take(alike)),
+        params=block_params(
+            model, context.software, table.take(alike), redundant_experts=context.job.redundant_experts
+        ),
         params_of=params_of,
         dense=dense,
         expert=expert,

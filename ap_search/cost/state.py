@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ap_search.plan.plan import Sharding
 from ap_search.plan.table import PlanTable
-from ap_search.spec.blocks import Model
+from ap_search.spec.blocks import LayerKind, Model, MoeFfn
 from ap_search.spec.parameters import layer_params, mtp_extra_params
 from ap_search.spec.software import Software
 from ap_search.units import BF16_BYTES, Quantity
@@ -55,7 +55,7 @@ class BlockParams:
     expert: FloatArray
 
 
-def block_params(model: Model, software: Software, table: PlanTable) -> BlockParams:
+def block_params(model: Model, software: Software, table: PlanTable, *, redundant_experts: int = 0) -> BlockParams:
     """Parameters that one rank holds of each block kind, counts per plan.
 
     Parameters
@@ -66,6 +66,8 @@ def block_params(model: Model, software: Software, table: PlanTable) -> BlockPar
         Its vocabulary divisor is used.
     table : PlanTable
         Plans; tp, ep, etp and pp are used.
+    redundant_experts : int
+        Copies of experts that each MoE layer holds beside its own, over one expert-parallel group.
 
     Returns
     -------
@@ -79,7 +81,7 @@ def block_params(model: Model, software: Software, table: PlanTable) -> BlockPar
 
     Source: Megatron-LM `gpt_layer_specs.py`, `multi_token_prediction.py`; docs/cost-model/memory.md.
     """
-    kinds = [_kind_columns(model, index, table) for index in range(len(model.kinds))]
+    kinds = [_kind_columns(model, kind, table, redundant_experts) for kind in model.kinds]
     vocab = padded_vocab(model.vocab_size, divisor=software.vocab_divisor, tp=table.tp)
     matrix = vocab * model.hidden_size / table.tp
     norm = model.hidden_size * model.norm_params_per_element
@@ -97,14 +99,17 @@ def block_params(model: Model, software: Software, table: PlanTable) -> BlockPar
     )
 
 
-def _kind_columns(model: Model, index: int, table: PlanTable) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _kind_columns(
+    model: Model, kind: LayerKind, table: PlanTable, redundant: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Dense, router and expert parameters per rank of one layer kind."""
-    params = layer_params(model, model.kinds[index])
+    params = layer_params(model, kind)
+    copies = params.expert // kind.ffn.num_experts * redundant if isinstance(kind.ffn, MoeFfn) else 0
     split = params.mixer_sharded + params.ffn_sharded + params.shared_sharded
     whole = params.mixer_replicated + params.norms + params.ffn_replicated + params.shared_replicated + params.latent
     dense = split / table.tp + whole
     router = np.full(len(table), float(params.router))
-    return dense, router, params.expert / (table.ep * table.etp)
+    return dense, router, (params.expert + copies) / (table.ep * table.etp)
 
 
 def _mtp_columns(

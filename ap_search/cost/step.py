@@ -17,6 +17,7 @@ from ap_search.cost.group import PlanGroup, plan_group
 from ap_search.cost.overlap import overlap_ratio, paired_microbatches
 from ap_search.cost.pipeline import Makespan, StageTimes, makespan
 from ap_search.cost.prepared import prepare
+from ap_search.cost.redundant import redundant_comm, redundant_shares
 from ap_search.cost.stage_memory import stage_bytes
 from ap_search.cost.stages import StageRun, stage_runs
 from ap_search.plan.mesh import pipeline_hop_placement
@@ -90,6 +91,8 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     comm = replica_comm(context, params=dense, sharding=sharding, group=group.dense)
     if expert.any():
         comm = comm.plus(replica_comm(context, params=expert, sharding=sharding, group=group.expert))
+    if expert.any() and context.job.redundant_experts:
+        comm = comm.plus(_copies_comm(group, run))
     comm = comm.seen_by(run.share)
     exposed = exposed_replica_comm(context, comm, forward_s=forward, backward_s=backward)
     kept = dense / group.dense.degrees.optimizer + expert / group.expert.degrees.optimizer
@@ -102,6 +105,18 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
         replica_once=np.asarray(exposed.once_s),
         optimizer=np.asarray(optimizer_time_s(context, kept)),
         paired=_paired(group, run),
+    )
+
+
+def _copies_comm(group: PlanGroup, run: StageRun) -> ReplicaComm:
+    """Gradient synchronisation of one stage's redundant experts."""
+    share = redundant_shares(group.context.model, group.context.job.redundant_experts)
+    return redundant_comm(
+        group.context,
+        params=(group.params.expert @ (run.counts * share))[group.params_of],
+        split=group.expert.degrees.optimizer,
+        ep=group.table.ep,
+        domains=group.domains[group.shape_of],
     )
 
 
@@ -120,6 +135,7 @@ class GroupTime:
 
     `last` is the run whose reduction and optimizer end the step, `once` their seconds; `paired` (2, plans) seconds of
     dispatch and combine that the critical stage hides behind other micro-batches in a step.
+    `paired_by_run` (runs, 2, plans) the same of every stage.
     """
 
     seconds: tuple[StageSeconds, ...]
@@ -127,6 +143,7 @@ class GroupTime:
     last: IntArray
     once: FloatArray
     paired: FloatArray
+    paired_by_run: FloatArray
 
     @property
     def step_s(self) -> FloatArray:
@@ -198,7 +215,8 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
     )
     once = np.stack([stage.once for stage in seconds], axis=1)
     last = once.argmax(axis=1)
-    paired = _hidden_in_step(group, runs, seconds, critical=span.critical)
+    every = _hidden_in_step(group, runs, seconds)
+    paired = np.take_along_axis(every, span.critical[None, None, :], axis=0)[0]
     if group.schedule != Schedule.DUALPIPE:  # whose makespan knows of overlapped pairs
         span = replace(span, busy_s=span.busy_s - paired.sum(axis=0))
     return GroupTime(
@@ -207,15 +225,14 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
         last=last,
         once=np.take_along_axis(once, last[:, None], axis=1)[:, 0],
         paired=paired,
+        paired_by_run=every,
     )
 
 
-def _hidden_in_step(
-    group: PlanGroup, runs: tuple[StageRun, ...], seconds: tuple[StageSeconds, ...], *, critical: IntArray
-) -> FloatArray:
-    """Seconds of dispatch and combine that the critical stage hides in a step, shape (2, plans)."""
+def _hidden_in_step(group: PlanGroup, runs: tuple[StageRun, ...], seconds: tuple[StageSeconds, ...]) -> FloatArray:
+    """Seconds of dispatch and combine that each stage hides in a step, shape (runs, 2, plans)."""
     if not overlap_ratio(group.context, group.schedule, group.layout.pp):
-        return np.zeros((2, len(group.rows)))
+        return np.zeros((len(runs), 2, len(group.rows)))
     pairs = [
         paired_microbatches(
             schedule=group.schedule,
@@ -226,9 +243,7 @@ def _hidden_in_step(
         )
         for run in runs
     ]
-    hidden = np.stack([count * stage.paired for count, stage in zip(pairs, seconds, strict=True)])
-    chosen: FloatArray = np.take_along_axis(hidden, critical[None, None, :], axis=0)[0]
-    return chosen
+    return np.stack([count * stage.paired for count, stage in zip(pairs, seconds, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
