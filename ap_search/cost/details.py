@@ -91,9 +91,11 @@ def price_plan(
         time=_time(group, runs, timed),
         hidden=_hidden(group, runs, timed),
         traffic=_traffic(group, runs, timed),
+        critical_stage=runs[int(timed.span.critical[0])].stage,
         stage_times_s=tuple(
             float(stage.forward[0] + stage.backward[0] + stage.replica_each[0]) * plan.num_microbatches
-            for stage in timed.seconds
+            - float(hidden[:, 0].sum())
+            for stage, hidden in zip(timed.seconds, timed.paired_by_run, strict=True)
         ),
     )
 

@@ -93,9 +93,8 @@ def _time_table(priced: PricedPlan) -> list[str]:
 
 
 def _critical_stage(priced: PricedPlan) -> str:
-    """Name the busiest of several stages."""
-    busy = priced.stage_times_s
-    return f", critical stage {busy.index(max(busy))}" if len(busy) > 1 else ""
+    """Name the stage that paces several."""
+    return f", critical stage {priced.critical_stage}" if len(priced.stage_times_s) > 1 else ""
 
 
 def _memory_table(priced: PricedPlan) -> list[str]:

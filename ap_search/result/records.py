@@ -152,6 +152,7 @@ class PricedPlan:
     """One plan with its price; `rank` is 1 for the best, 0 outside a ranking.
 
     `stage_times_s` is the busy time of each pipeline stage in one step (bubbles left out), seconds; empty if unknown.
+    `critical_stage` is the one that `time` belongs to.
     """
 
     rank: int
@@ -167,6 +168,7 @@ class PricedPlan:
     time: TimeBreakdown
     traffic: Traffic
     stage_times_s: tuple[float, ...] = ()
+    critical_stage: int = 0
     hidden: HiddenTime = HiddenTime()
 
     @property
