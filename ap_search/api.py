@@ -221,7 +221,9 @@ def search(
     domains = search_domains(setting.rules, _chosen(set))
     tell = progress or _quiet
     ranking = run_search(setting.rules, setting.cost, domains, top=top, progress=tell)
-    empty = None if ranking.plans else explain_empty(setting.rules, setting.cost, domains, ranking, progress=tell)
+    empty = (
+        None if ranking.plans else explain_empty(setting.rules, setting.cost, domains, ranking=ranking, progress=tell)
+    )
     return SearchResult(
         model=setting.model,
         cluster=setting.cluster,

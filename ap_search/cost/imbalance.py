@@ -42,7 +42,7 @@ def worst_rank_ratio(shares: FloatArray, ep: int) -> FloatArray:
     A2. One histogram, summed over the group, stands for every micro-batch; layers are not averaged here, since a layer
     waits for its own busiest rank.
 
-    Source: domain.md section 10 (`max R_j / mean R_j`); Megatron-LM `transformer/moe/moe_layer.py` (consecutive local
+    Source: docs/cost-model/imbalance.md; Megatron-LM `transformer/moe/moe_layer.py` (consecutive local
     experts).
     """
     starts = np.arange(ep) * shares.shape[-1] // ep
@@ -127,7 +127,7 @@ def placed_ratio(
     A3. Experts are placed by the load that is priced: placements are as fresh as the histogram.
     A4. Where ep does not divide the physical experts, which a rule refuses, they stay in order.
 
-    Source: deepseek-ai/EPLB, deepseek-ai/LPLB; domain.md section 10.
+    Source: deepseek-ai/EPLB, deepseek-ai/LPLB (README); docs/cost-model/imbalance.md.
     """
     ordered = worst_rank_ratio(shares, ep)
     experts = shares.shape[-1]

@@ -41,7 +41,7 @@ class BlockTime:
     """Exposed seconds of one block and one micro-batch on one device, and what it sends.
 
     `forward`, `backward` have shape (parts, plans); `weight_grad` (plans,) is the share of `backward` that makes weight
-    gradients and may be moved by zero-bubble schedules; `sent_forward_bytes`, `sent_backward_bytes` are of shape (wires,
+    gradients and may be moved by zero-bubble schedules; `sent_forward_bytes`, `sent_backward_bytes` have shape (wires,
     plans). `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
     micro-batch. `exchange` (dispatch and combine, plans) are one pass each alone; `paired` the seconds of them, over
     forward and backward, that hide where a forward of one micro-batch runs into a backward of another.

@@ -26,7 +26,7 @@ MEMORY_HEADROOM_GIB = 0.1
 
 
 def explain_empty(
-    rules: RuleContext, context: CostContext, domains: SearchDomains, ranking: Ranking, *, progress: Progress
+    rules: RuleContext, context: CostContext, domains: SearchDomains, *, ranking: Ranking, progress: Progress
 ) -> Infeasibility:
     """Explain a search that found nothing that fits.
 

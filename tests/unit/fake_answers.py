@@ -1,6 +1,7 @@
 """Answers made up for tests of what is printed: round numbers, so that every printed figure can be checked by hand."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 from ap_search.plan.layout import layout_of
@@ -8,6 +9,7 @@ from ap_search.plan.plan import Dispatcher, Plan, Recompute, Schedule, Sharding
 from ap_search.plan.text import plan_name
 from ap_search.result import (
     ClashingRule,
+    ClusterRow,
     ClusterSummary,
     Infeasibility,
     JobSummary,
@@ -19,6 +21,7 @@ from ap_search.result import (
     Rejection,
     SearchResult,
     SearchSummary,
+    SoftwareRow,
     StageMemory,
     StateBytes,
     TimeBreakdown,
@@ -189,3 +192,42 @@ def nothing() -> SearchResult:
         smallest_devices=48,
     )
     return replace(found(), search=search_summary(feasible=0), plans=(), infeasibility=reason)
+
+
+class FakeApi(SimpleNamespace):
+    """Stands in for `ap_search.api`: remembers its arguments, returns or raises what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(outcome=found(), arguments={})
+
+    def _outcome(self, arguments):
+        self.arguments = arguments
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    def search(self, **arguments):
+        return self._outcome(arguments)
+
+    def estimate(self, **arguments):
+        return self._outcome(arguments)
+
+    def list_models(self):
+        return (MODEL,)
+
+    def list_clusters(self):
+        return (
+            ClusterRow(
+                name="c",
+                device="d",
+                memory_bytes=1,
+                peak_bf16_flops_per_s=1.0,
+                devices_per_domain=8,
+                scale_up_bytes_per_s=1.0,
+                network_bytes_per_s=1.0,
+                sources=1,
+            ),
+        )
+
+    def list_software(self):
+        return (SoftwareRow(name="default", description="as most do"),)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,50 +12,10 @@ from ap_search import __version__
 from ap_search.cli import CHOICES, main
 from ap_search.errors import Fault, SpecError
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
-from ap_search.result import ClusterRow, SoftwareRow
 from ap_search.spec.job import Precision, Target
-from tests.unit.fake_answers import MODEL, found, nothing, priced
+from tests.unit.fake_answers import FakeApi, found, nothing, priced
 
 JOB = ["--model", "m", "--devices", "8"]
-
-
-class FakeApi(SimpleNamespace):
-    """Stands in for `ap_search.api`: remembers its arguments, returns or raises what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__(outcome=found(), arguments={})
-
-    def _outcome(self, arguments):
-        self.arguments = arguments
-        if isinstance(self.outcome, BaseException):
-            raise self.outcome
-        return self.outcome
-
-    def search(self, **arguments):
-        return self._outcome(arguments)
-
-    def estimate(self, **arguments):
-        return self._outcome(arguments)
-
-    def list_models(self):
-        return (MODEL,)
-
-    def list_clusters(self):
-        return (
-            ClusterRow(
-                name="c",
-                device="d",
-                memory_bytes=1,
-                peak_bf16_flops_per_s=1.0,
-                devices_per_domain=8,
-                scale_up_bytes_per_s=1.0,
-                network_bytes_per_s=1.0,
-                sources=1,
-            ),
-        )
-
-    def list_software(self):
-        return (SoftwareRow(name="default", description="as most do"),)
 
 
 @pytest.fixture
