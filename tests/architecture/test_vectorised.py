@@ -1,0 +1,121 @@
+"""Plans are priced in arrays: no loop over plans in cost/, in the source or in what is executed."""
+
+import ast
+import re
+import sys
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from ap_search.cost.context import CostContext
+from ap_search.cost.step import price_table
+from ap_search.plan.layout import even_layout
+from ap_search.plan.plan import Dispatcher, Plan, Recompute, Schedule, Sharding
+from ap_search.plan.table import PlanTable
+from ap_search.spec.cluster import load_cluster
+from ap_search.spec.make_job import make_job
+from ap_search.spec.model import load_model
+from ap_search.spec.profiles import load_software
+from tests.architecture.source import modules_of, report
+
+# What holds one entry per plan. Distinct values of it (np.unique, plan_rows) may be looped over.
+PER_PLAN = re.compile(r"\b(table|plans|rows)\b(?!\.layouts)")
+DISTINCT = re.compile(r"np\.unique\(|plan_rows\(|\.layouts\b")
+BANNED = {"np.vectorize", "np.nditer", "np.ndenumerate", "np.apply_along_axis", "np.frompyfunc"}
+
+
+def test_no_loop_over_plans_stands_in_a_kernel() -> None:
+    """No `for` or comprehension runs over a table, its rows or its length."""
+    faults = []
+    for module in modules_of("cost"):
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.For | ast.comprehension) or isinstance(node.iter, ast.Tuple | ast.List):
+                continue
+            text = ast.unparse(node.iter)
+            if PER_PLAN.search(text) and not DISTINCT.search(text):
+                faults.append(f"{module.path}:{node.iter.lineno} loops over {text}")
+    assert not faults, report(faults)
+
+
+def test_no_kernel_hides_a_loop() -> None:
+    """numpy's own loops over Python functions are loops."""
+    faults = [
+        f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}"
+        for module in modules_of("cost")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED
+    ]
+    assert not faults, report(faults)
+
+
+def _context() -> CostContext:
+    """DeepSeek-V3 on 64 H100."""
+    model, machine = load_model("deepseek-v3"), load_cluster("h100-sxm")
+    job = make_job(machine=machine, model=model, devices=64, global_batch=512)
+    return CostContext(model=model, machine=machine, software=load_software("default"), job=job)
+
+
+def _table(context: CostContext, copies: int) -> PlanTable:
+    """Eight different plans, each `copies` times."""
+    plans = [
+        Plan(
+            pp=4,
+            dp=16,
+            ep=ep,
+            edp=16 // ep,
+            num_microbatches=32,
+            sharding=sharding,
+            recompute=recompute,
+            dispatcher=Dispatcher.DEEPEP,
+            schedule=Schedule.ONE_F_ONE_B,
+            layout=even_layout(context.model.num_layers, 4, 1) or _uneven(context),
+        )
+        for ep in (8, 16)
+        for sharding in (Sharding.ZERO1, Sharding.ZERO3)
+        for recompute in (Recompute.NONE, Recompute.FULL)
+    ]
+    return PlanTable.from_plans(plans).take(np.repeat(np.arange(len(plans)), copies))
+
+
+def _uneven(context: CostContext) -> object:
+    from ap_search.search.rules.columns import simple_layout  # noqa: PLC0415
+
+    return simple_layout(context.model.num_layers, 4, 1)
+
+
+def _calls(context: CostContext, table: PlanTable) -> int:
+    """Calls of Python and C functions while a table is priced."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        price_table(context, table)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_thousand_plans_take_no_more_calls_than_eight() -> None:
+    """Pricing runs the same Python code whatever the number of plans of the same shapes."""
+    context = _context()
+    price_table(context, _table(context, 1))
+    few, many = _table(context, 1), _table(context, 125)
+    assert len(many) == 125 * len(few)
+    assert _calls(context, many) == _calls(context, few)
+
+
+def test_one_plan_is_priced_as_among_many() -> None:
+    """A row's price does not depend on its neighbours: one formula for one plan or a million."""
+    context = _context()
+    table = _table(context, 3)
+    whole = price_table(context, table)
+    for index in (0, 5, len(table) - 1):
+        alone = price_table(context, table.take(np.array([index])))
+        assert alone.step_s[0] == pytest.approx(whole.step_s[index], rel=1e-12)
+        assert alone.peak_bytes[0] == pytest.approx(whole.peak_bytes[index], rel=1e-12)
