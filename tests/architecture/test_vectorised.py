@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.step import price_table
-from ap_search.plan.layout import even_layout
 from ap_search.plan.plan import Dispatcher, Plan, Recompute, Schedule, Sharding
 from ap_search.plan.table import PlanTable
+from ap_search.search.rules.columns import simple_layout
 from ap_search.spec.cluster import load_cluster
 from ap_search.spec.make_job import make_job
 from ap_search.spec.model import load_model
@@ -69,7 +70,7 @@ def _table(context: CostContext, copies: int) -> PlanTable:
             recompute=recompute,
             dispatcher=Dispatcher.DEEPEP,
             schedule=Schedule.ONE_F_ONE_B,
-            layout=even_layout(context.model.num_layers, 4, 1) or _uneven(context),
+            layout=simple_layout(context.model.num_layers, 4, 1),
         )
         for ep in (8, 16)
         for sharding in (Sharding.ZERO1, Sharding.ZERO3)
@@ -78,36 +79,40 @@ def _table(context: CostContext, copies: int) -> PlanTable:
     return PlanTable.from_plans(plans).take(np.repeat(np.arange(len(plans)), copies))
 
 
-def _uneven(context: CostContext) -> object:
-    from ap_search.search.rules.columns import simple_layout  # noqa: PLC0415
-
-    return simple_layout(context.model.num_layers, 4, 1)
-
-
-def _calls(context: CostContext, table: PlanTable) -> int:
-    """Calls of Python and C functions while a table is priced."""
+def _lines_run(work: Callable[[], object]) -> int:
+    """Lines of the package that are executed, each turn of a loop anew."""
     count = 0
 
-    def watch(frame: FrameType, event: str, argument: object) -> None:
+    def trace(frame: FrameType, event: str, argument: object) -> object:
         nonlocal count
-        count += event in ("call", "c_call")
+        if not frame.f_globals.get("__name__", "").startswith("ap_search."):
+            return None
+        count += event == "line"
+        return trace
 
-    before = sys.getprofile()
-    sys.setprofile(watch)
+    before = sys.gettrace()
+    sys.settrace(trace)
     try:
-        price_table(context, table)
+        work()
     finally:
-        sys.setprofile(before)
+        sys.settrace(before)
     return count
 
 
-def test_a_thousand_plans_take_no_more_calls_than_eight() -> None:
-    """Pricing runs the same Python code whatever the number of plans of the same shapes."""
+def test_a_thousand_plans_run_no_more_lines_than_eight() -> None:
+    """Pricing executes the same lines whatever the number of plans of the same shapes."""
     context = _context()
-    price_table(context, _table(context, 1))
     few, many = _table(context, 1), _table(context, 125)
     assert len(many) == 125 * len(few)
-    assert _calls(context, many) == _calls(context, few)
+    price_table(context, few)
+    assert _lines_run(lambda: price_table(context, many)) == _lines_run(lambda: price_table(context, few))
+
+
+def test_a_loop_over_plans_would_be_noticed() -> None:
+    """The count above grows with a loop, a comprehension and a call per plan."""
+    table = _table(_context(), 2)
+    counts = [_lines_run(lambda size=size: [table.row(index) for index in range(size)]) for size in (1, 16)]
+    assert counts[1] == 16 * counts[0] > 0
 
 
 def test_one_plan_is_priced_as_among_many() -> None:
