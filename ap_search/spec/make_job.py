@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ap_search.errors import Fault, SpecError
 from ap_search.spec.blocks import Model
-from ap_search.spec.job import Job, Load, Precision
+from ap_search.spec.job import Job, Load, PlacementPolicy, Precision, Target
 from ap_search.spec.load import load_load
 from ap_search.spec.machine import Machine
 from ap_search.spec.reader import describe, short
@@ -17,12 +17,14 @@ from ap_search.units import bytes_to_gib, gib_to_bytes
 MAX_DEVICES = 2**20
 MAX_GLOBAL_BATCH = 2**24
 MAX_SEQ_LEN = 2**24
+MAX_REDUNDANT_EXPERTS = 2**16
 MIN_GIB = 1e-6
 MAX_GIB = 1_000_000
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
 _DEFAULT = Job(devices=1, memory_limit_bytes=1, reserve_bytes=0)
+_ORDERING_TARGETS = tuple(target for target in Target if target is not Target.ANY)
 
 
 @dataclass(slots=True)
@@ -35,14 +37,16 @@ class _Faults:
         """Note one fault."""
         self.found.append(Fault(path=flag, reason=reason, legal=legal))
 
-    def whole(self, flag: str, value: object, *, default: int, most: int, optional: bool = False) -> int:
-        """Check a whole number from 1 to `most`; None is the default where it is optional."""
+    def whole(
+        self, flag: str, value: object, *, default: int, most: int, least: int = 1, optional: bool = False
+    ) -> int:
+        """Check a whole number from `least` to `most`; None is the default where it is optional."""
         if value is None and optional:
             return default
-        legal = f"a whole number from 1 to {most}"
+        legal = f"a whole number from {least} to {most}"
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             self.add(flag, f"is {describe(value)}", legal)
-        elif not 1 <= int(value) <= most:
+        elif not least <= int(value) <= most:
             self.add(flag, f"is {short(int(value))}", legal)
         else:
             return int(value)
@@ -82,6 +86,8 @@ def make_job(
     memory_limit_gib: object = None,
     reserve_gib: object = None,
     load: Load | str | Path | None = None,
+    placement: object = None,
+    redundant_experts: object = None,
     capacity_factor: object = None,
     target: object = None,
 ) -> Job:
@@ -107,6 +113,10 @@ def make_job(
         What is kept free of it, GiB, from 0 to less than the limit.
     load : Load, str or Path, optional
         Tokens per expert, or what `load_load` reads; balanced when not given.
+    placement : str, optional
+        Which ranks hold which experts: `contiguous` (when not given), `eplb`, `lplb` or `ideal`.
+    redundant_experts : int, optional
+        Copies of experts per MoE layer and expert-parallel group, 0 (when not given) to 65536; none where contiguous.
     capacity_factor : float, optional
         Token copies that an expert takes over its balanced share; 0, dropless, when not given.
     target : str, optional
@@ -131,6 +141,8 @@ def make_job(
         "memory_limit_bytes": memory_limit_gib,
         "reserve_bytes": reserve_gib,
         "load": load,
+        "placement": placement,
+        "redundant_experts": redundant_experts,
         "capacity_factor": capacity_factor,
         "target": target,
     }
@@ -144,6 +156,8 @@ def make_job(
         memory_limit_bytes=limit_bytes,
         reserve_bytes=reserve_bytes,
         load=_load(faults, model, load),
+        placement=_placement(faults, model, placement, target),
+        redundant_experts=_redundant_experts(faults, model, redundant_experts, placement),
         capacity_factor=_capacity_factor(faults, model, capacity_factor),
         target=faults.choice("--target", target, default=_DEFAULT.target),
         assumed=tuple(name for name, value in given.items() if value is None),
@@ -203,6 +217,34 @@ def _load(faults: _Faults, model: Model, value: Load | str | Path | None) -> Loa
         wanted = f"shares of the shape {legal[0]} or {legal[1]}" if experts else "balanced"
         faults.add("--load", f"holds shares of the shape {shape}", wanted)
     return value
+
+
+def _placement(faults: _Faults, model: Model, value: object, target: object) -> PlacementPolicy:
+    """Which ranks hold which experts; trainers that we know keep them in order, `ideal` is no trainer's.
+
+    Source: Megatron-LM `megatron/core/transformer/moe/moe_layer.py` (consecutive local experts), alike in TorchTitan
+    and DeepSpeed; HyperParallel `docs/feature_status.md` (copies of hot experts are not ticked).
+    """
+    placement = faults.choice("--placement", value, default=_DEFAULT.placement)
+    if placement is not _DEFAULT.placement and model.moe is None:
+        faults.add("--placement", f"is {placement}, but the model has no routed experts", _DEFAULT.placement)
+    elif placement in (PlacementPolicy.EPLB, PlacementPolicy.LPLB) and target in _ORDERING_TARGETS:
+        reason = f"is {placement}, but {target} keeps experts in order"
+        faults.add("--placement", reason, f"{_DEFAULT.placement}, or --target {Target.ANY}")
+    return placement
+
+
+def _redundant_experts(faults: _Faults, model: Model, value: object, placement: object) -> int:
+    """Copies of experts per MoE layer, which only a balancer's placement has."""
+    flag = "--redundant-experts"
+    copies = faults.whole(flag, value, default=0, most=MAX_REDUNDANT_EXPERTS, least=0, optional=True)
+    if copies and model.moe is None:
+        faults.add(flag, f"is {copies}, but the model has no routed experts", "0")
+    elif copies and placement in (None, PlacementPolicy.CONTIGUOUS):
+        others = ", ".join(policy for policy in PlacementPolicy if policy is not PlacementPolicy.CONTIGUOUS)
+        reason = f"is {copies}, but {_DEFAULT.placement} placement has no copies"
+        faults.add(flag, reason, f"0, or --placement {others}")
+    return copies
 
 
 def _capacity_factor(faults: _Faults, model: Model, value: object) -> float:

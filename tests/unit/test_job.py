@@ -9,7 +9,7 @@ import pytest
 from ap_search.errors import SpecError
 from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, Model, MoeFfn
 from ap_search.spec.cluster import load_cluster
-from ap_search.spec.job import Job, Load, Precision, Target
+from ap_search.spec.job import Job, Load, PlacementPolicy, Precision, Target
 from ap_search.spec.machine import Machine
 from ap_search.spec.make_job import make_job
 
@@ -58,6 +58,8 @@ def test_defaults_are_filled_in_and_named(machine: Machine) -> None:
         "memory_limit_bytes",
         "reserve_bytes",
         "load",
+        "placement",
+        "redundant_experts",
         "capacity_factor",
         "target",
     )
@@ -73,6 +75,8 @@ def test_what_is_given_is_taken_and_not_assumed(machine: Machine) -> None:
         memory_limit_gib=40.5,
         reserve_gib=0,
         load="zipf:1",
+        placement="ideal",
+        redundant_experts=8,
         capacity_factor=1.25,
         target="megatron",
     )
@@ -82,7 +86,44 @@ def test_what_is_given_is_taken_and_not_assumed(machine: Machine) -> None:
     assert (job.memory_limit_bytes, job.reserve_bytes) == (int(40.5 * GIB), 0)
     assert job.load.shares is not None
     assert job.load.shares.shape == (1, 8)
+    assert (job.placement, job.redundant_experts) == (PlacementPolicy.IDEAL, 8)
     assert job.assumed == ()
+
+
+@pytest.mark.parametrize("value", ["EPLB", "", 1, True])
+def test_placement_is_one_of_four_words(machine: Machine, value: object) -> None:
+    (line,) = faults(machine, placement=value)
+    assert line.startswith("--placement: is ")
+    assert line.endswith("(legal: contiguous, eplb, lplb, ideal)")
+
+
+@pytest.mark.parametrize("value", [-1, 2**16 + 1, 1.5, "8", True])
+def test_redundant_experts_are_a_whole_number(machine: Machine, value: object) -> None:
+    (line,) = faults(machine, placement="eplb", redundant_experts=value)
+    assert line.startswith("--redundant-experts: is ")
+    assert line.endswith("(legal: a whole number from 0 to 65536)")
+
+
+def test_experts_in_order_have_no_copies(machine: Machine) -> None:
+    assert make(machine, placement="contiguous", redundant_experts=0).redundant_experts == 0
+    assert faults(machine, redundant_experts=8) == [
+        "--redundant-experts: is 8, but contiguous placement has no copies (legal: 0, or --placement eplb, lplb, ideal)"
+    ]
+
+
+def test_a_dense_model_has_nothing_to_place(machine: Machine) -> None:
+    assert faults(machine, model=model(num_experts=0), placement="eplb", redundant_experts=8) == [
+        "--placement: is eplb, but the model has no routed experts (legal: contiguous)",
+        "--redundant-experts: is 8, but the model has no routed experts (legal: 0)",
+    ]
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "hyperparallel", "deepspeed"])
+def test_trainers_keep_experts_in_order(machine: Machine, target: str) -> None:
+    assert faults(machine, placement="lplb", target=target) == [
+        f"--placement: is lplb, but {target} keeps experts in order (legal: contiguous, or --target any)"
+    ]
+    assert make(machine, placement="ideal", target=target).placement is PlacementPolicy.IDEAL
 
 
 def test_an_enumeration_is_a_word_too(machine: Machine) -> None:

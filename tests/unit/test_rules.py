@@ -13,6 +13,7 @@ from ap_search.search.rules import MEMORY_LIMIT_ID, MEMORY_LIMIT_SENTENCE, RULES
 from ap_search.search.rules.columns import vary
 from ap_search.search.rules.state import DEEPEP_GROUP_SIZES
 from ap_search.spec.blocks import LinearMixer
+from ap_search.spec.job import PlacementPolicy
 from tests.search_cases import Target, context, deepseek_v3, dense_model, gqa, moe_model, plan
 
 RULE = {rule.id: rule for rule in RULES}
@@ -31,6 +32,13 @@ BROKEN = [
     ("shared_expert_tp", context(moe_model(shared_width=1001), 8), {"tp": 8}, 8, 1001),
     ("ep_needs_experts", context(DENSE, 8), {"ep": 2}, 2, 1),
     ("experts_ep", context(MOE, 6), {"ep": 3}, 3, 8),  # 8 % 3 = 2
+    (
+        "redundant_experts_ep",
+        context(MOE, 8, placement=PlacementPolicy.EPLB, redundant_experts=6),
+        {"ep": 4},
+        4,
+        14,
+    ),  # (8 + 6) % 4 = 2
     ("expert_ffn_etp", context(moe_model(expert_width=1001), 8), {"tp": 2, "etp": 2}, 2, 1001),
     ("sequence_cp", context(MOE, 8, seq_len=4098), {"cp": 2}, 4, 4098),  # 4098 % 4 = 2
     ("sequence_tp", context(MOE, 8, seq_len=4100), {"tp": 8}, 8, 4100),  # 4100 % 8 = 4

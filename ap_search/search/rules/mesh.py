@@ -154,6 +154,24 @@ def _needs_experts_post(context: RuleContext, poster: MeshPoster) -> None:
         poster.keep("etp", lambda etp: etp == 1)
 
 
+def _copies_margin(context: RuleContext, table: PlanTable) -> IntArray:
+    copies = context.job.redundant_experts
+    return worst([not_multiple(size + copies, table.ep) for size, _ in experts(context.model) if copies], table)
+
+
+def _copies_describe(context: RuleContext, plan: Plan) -> Broken:
+    copies = context.job.redundant_experts
+    size = max((size + copies for size, _ in experts(context.model)), key=lambda one: one % plan.ep)
+    text = f"{size - copies} experts and {copies} redundant ones do not divide over ep={plan.ep}"
+    return Broken(text=text, demand=plan.ep, bound=size, unit="experts and copies")
+
+
+def _copies_post(context: RuleContext, poster: MeshPoster) -> None:
+    copies = context.job.redundant_experts
+    for size in (size + copies for size, _ in experts(context.model) if copies):
+        poster.divide(("ep",), size)
+
+
 def _sequence_cp_margin(context: RuleContext, table: PlanTable) -> IntArray:
     return np.where(table.cp > 1, not_multiple(context.job.seq_len, 2 * table.cp), 0)
 
@@ -299,6 +317,17 @@ MESH_RULES: tuple[Rule, ...] = (
         source=f"Megatron-LM megatron/training/arguments.py; {REQUIREMENT}",
         axis="ep",
         sizes=experts,
+    ),
+    Rule(
+        id="redundant_experts_ep",
+        sentence="ep divides the experts and redundant experts together: each rank holds as many",
+        source="deepseek-ai/EPLB eplb.py (replicas % GPUs); deepseek-ai/LPLB lplb/planner.py",
+        reads=("ep",),
+        margin=_copies_margin,
+        describe=_copies_describe,
+        levers=("ep",),
+        job_levers=lambda context, plan: nearest_multiples("redundant_experts", context.job.redundant_experts, plan.ep),
+        post=_copies_post,
     ),
     divides(
         id="expert_ffn_etp",
