@@ -25,6 +25,7 @@ from ap_search.search.domains import search_domains
 from ap_search.search.engine import Progress, memory_violation, run_search
 from ap_search.search.explain import explain_empty
 from ap_search.search.layouts import LayoutMaker
+from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext, violations
 from ap_search.spec.blocks import Model
 from ap_search.spec.cluster import load_cluster
@@ -69,7 +70,7 @@ def _setting(
     job = make_job(machine=machine, model=loaded, devices=devices, **job_flags)
     return _Setting(
         rules=RuleContext(model=loaded, machine=machine, job=job),
-        cost=CostContext(model=loaded, machine=machine, software=profile, job=job),
+        cost=CostContext(model=loaded, machine=machine, software=profile, job=job, min_max_load=lplb_min_max),
         cluster=ClusterSummary(
             name=machine.name,
             devices=job.devices,
@@ -85,6 +86,8 @@ def _setting(
             reserve_bytes=job.reserve_bytes,
             software=profile.name,
             load=job.load.name,
+            placement=job.placement.value,
+            redundant_experts=job.redundant_experts,
             target=job.target.value,
             assumed=job.assumed,
         ),
@@ -157,6 +160,8 @@ def search(
     reserve_gib: float | None = None,
     software: str | Path = DEFAULT_SOFTWARE,
     load: str | Path = "balanced",
+    placement: str = "contiguous",
+    redundant_experts: int = 0,
     target: str = "any",
     top: int = 10,
     progress: Progress | None = None,
@@ -183,6 +188,10 @@ def search(
         Profile of the trainer's software.
     load : str or Path
         Tokens per expert: `balanced`, `zipf:A`, or a histogram file.
+    placement : str
+        Which ranks hold which experts: `contiguous`, `eplb`, `lplb`, `ideal`.
+    redundant_experts : int
+        Copies of experts per MoE layer, for a placement that balances.
     target : str
         Only plans that this framework can run: `any`, `megatron`, `torchtitan`, `hyperparallel`, `deepspeed`.
     top : int
@@ -216,6 +225,8 @@ def search(
         memory_limit_gib=memory_limit_gib,
         reserve_gib=reserve_gib,
         load=load,
+        placement=placement,
+        redundant_experts=redundant_experts,
         target=target,
     )
     domains = search_domains(setting.rules, _chosen(set))
@@ -255,13 +266,17 @@ def estimate(
     reserve_gib: float | None = None,
     software: str | Path = DEFAULT_SOFTWARE,
     load: str | Path = "balanced",
+    placement: str = "contiguous",
+    redundant_experts: int = 0,
     target: str = "any",
 ) -> SearchResult:
     """Price one plan: seconds per step, bytes per device and stage, and every rule that it breaks.
 
     Parameters
     ----------
-    model, devices, cluster, global_batch, seq_len, precision, memory_limit_gib, reserve_gib, software, load, target
+    model, devices, cluster, global_batch, seq_len, precision, memory_limit_gib, reserve_gib, software, load
+        As for `search`.
+    placement, redundant_experts, target
         As for `search`.
     plan : str
         `tp=2,pp=4,ep=8`, or a plan's short name as printed.
@@ -292,6 +307,8 @@ def estimate(
         memory_limit_gib=memory_limit_gib,
         reserve_gib=reserve_gib,
         load=load,
+        placement=placement,
+        redundant_experts=redundant_experts,
         target=target,
     )
     job, loaded = setting.cost.job, setting.cost.model

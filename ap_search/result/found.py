@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ap_search.result.explanation import Explanation
 from ap_search.result.json import JSON_SCHEMA_VERSION, plan_json, strict_json
 from ap_search.result.records import Lever, PricedPlan, Rejection
 from ap_search.version import __version__
@@ -53,6 +54,8 @@ class JobSummary:
     load: str
     target: str
     assumed: tuple[str, ...] = ()
+    placement: str = "contiguous"
+    redundant_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,10 @@ class Infeasibility:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The answer of `search` (plans best first) and of `estimate` (its one plan, feasible or not)."""
+    """The answer of `search` (plans best first) and of `estimate` (its one plan, feasible or not).
+
+    `explanation` belongs to the first plan, and is None unless it was asked for.
+    """
 
     model: ModelSummary
     cluster: ClusterSummary
@@ -123,6 +129,7 @@ class SearchResult:
     search: SearchSummary
     plans: tuple[PricedPlan, ...]
     infeasibility: Infeasibility | None = None
+    explanation: Explanation | None = None
 
     @property
     def feasible(self) -> bool:
@@ -138,6 +145,8 @@ class SearchResult:
             nearest = self.infeasibility.nearest
             entry = None if nearest is None else plan_json(nearest)
             answer["infeasibility"] = asdict(self.infeasibility) | {"nearest": entry}
+        if self.explanation is not None:
+            answer["explain"] = asdict(self.explanation)
         strict: dict[str, Any] = strict_json(answer)
         return strict
 

@@ -12,7 +12,7 @@ from ap_search import __version__
 from ap_search.cli import CHOICES, main
 from ap_search.errors import Fault, SpecError
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
-from ap_search.spec.job import Precision, Target
+from ap_search.spec.job import PlacementPolicy, Precision, Target
 from tests.unit.fake_answers import FakeApi, found, nothing, priced
 
 JOB = ["--model", "m", "--devices", "8"]
@@ -58,6 +58,8 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
         "reserve_gib": None,
         "software": "default",
         "load": "balanced",
+        "placement": "contiguous",
+        "redundant_experts": 0,
         "target": "any",
         "top": 10,
     }
@@ -69,7 +71,8 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
 def test_flags_become_arguments(api):
     flags = "--cluster c --global-batch 64 --seq-len 8192 --precision fp8 --set ep=8,16 --set recompute=none --top 3"
     more = "--memory-limit-gib 70.5 --reserve-gib 0 --software s --load zipf:1.2 --target megatron"
-    assert main([*JOB, *flags.split(), *more.split()]) == 0
+    placed = "--placement eplb --redundant-experts 8"
+    assert main([*JOB, *flags.split(), *more.split(), *placed.split()]) == 0
     del api.arguments["progress"]
     assert api.arguments == {
         "model": "m",
@@ -83,6 +86,8 @@ def test_flags_become_arguments(api):
         "reserve_gib": 0.0,
         "software": "s",
         "load": "zipf:1.2",
+        "placement": "eplb",
+        "redundant_experts": 8,
         "target": "megatron",
         "top": 3,
     }
@@ -308,7 +313,8 @@ def test_every_command_has_help(capsys, command):
 
 
 def test_choices_are_those_of_the_job():
-    assert {"precision": tuple(Precision), "target": tuple(Target)} == CHOICES
+    legal = {"precision": tuple(Precision), "placement": tuple(PlacementPolicy), "target": tuple(Target)}
+    assert legal == CHOICES
 
 
 def test_colours_need_a_terminal_and_respect_no_color(api, capsys, monkeypatch):

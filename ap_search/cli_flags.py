@@ -1,0 +1,98 @@
+"""The flags of the command line as data: placeholders, defaults, bounds, legal words, help."""
+
+LOWEST = {"redundant_experts": 0}
+HIGHEST = {
+    "devices": 1_048_576,
+    "global_batch": 16_777_216,
+    "seq_len": 16_777_216,
+    "redundant_experts": 65_536,
+    "top": 1_000_000,
+}
+LOWEST_GIB = {"memory_limit_gib": "above 0", "reserve_gib": "0"}
+HIGHEST_GIB = 1_000_000
+CHOICES = {
+    "precision": ("bf16", "fp8", "mxfp8"),
+    "target": ("any", "megatron", "torchtitan", "hyperparallel", "deepspeed"),
+    "placement": ("contiguous", "eplb", "lplb", "ideal"),
+}
+REQUIRED = {
+    "model": "a preset's name (see ap-search models), a YAML, or a Hugging Face config.json",
+    "devices": "",
+    "plan": '"tp=2,pp=4,ep=8", or a plan\'s name as printed',
+}
+
+# Flag, placeholder, default, help.
+JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--model", "M", None, "preset name, YAML, or Hugging Face config.json (required)"),
+    ("--devices", "N", None, "devices of the whole job (required)"),
+    ("--cluster", "C", "h100-sxm", "preset name or YAML (h100-sxm, 8 devices per node)"),
+    ("--global-batch", "B", None, "sequences per step (1024)"),
+    ("--seq-len", "S", None, "tokens per sequence (4096)"),
+    ("--precision", "P", None, "of the linear layers: bf16 fp8 mxfp8 (bf16)"),
+    ("--set", "AXIS=V[,V...]", None, "fix an axis or knob, or give its candidates; repeatable"),
+    ("--memory-limit-gib", "X", None, "GiB that one device may hold (the cluster's usable memory)"),
+    ("--reserve-gib", "Y", None, "GiB of it kept free for context and communicators (the cluster's)"),
+    ("--software", "S", "default", "profile of the trainer's software: what is fused and overlapped (default)"),
+    ("--load", "L", "balanced", "tokens per expert: balanced, zipf:A, or a histogram in YAML/JSON/CSV/NPY (balanced)"),
+    ("--placement", "W", "contiguous", "experts on ranks: contiguous eplb lplb ideal (contiguous)"),
+    ("--redundant-experts", "R", "0", "copies of experts per MoE layer, for a placement that balances (0)"),
+    ("--target", "T", "any", "framework that must run the plan: any megatron torchtitan hyperparallel deepspeed (any)"),
+    ("--top", "K", "10", "plans shown (10)"),
+    ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
+)
+PLAN_FLAG = ("--plan", "PLAN", None, "the plan: axes and knobs, or a name as printed (required)")
+
+AXES_AND_EXIT_CODES = """
+axes and knobs of --set and --plan:
+  tp           tensor parallel: splits heads and matrix widths
+  cp           context parallel: splits the sequence
+  pp, vpp      pipeline stages; virtual stages (model chunks) on each
+  dp           data parallel: replicas of the dense layers; devices = dp*cp*tp*pp
+  ep, etp      expert parallel; tensor parallel inside experts; devices = edp*ep*etp*pp
+  mbs          sequences per micro-batch
+  sharding     none | zero1 | zero2 | zero3 | hsdp
+  recompute    none | full | selective:a+b
+               of core_attn moe_act layernorm mla_up_proj mlp moe shared_experts
+  dispatcher   allgather | alltoall | deepep | hybridep
+  schedule     1f1b | interleaved | gpipe | zb_h1 | dualpipe
+only in --plan:
+  sp           0 switches sequence parallelism off (on where tp > 1)
+  stage_layers layers per stage, such as 8x5+7x3; by default as even as they divide
+
+exit codes: 0 found or feasible, 1 nothing feasible, 2 bad input (one line per fault on stderr)
+"""
+
+ABOUT = {
+    "": """\
+Which parallel strategy should train this model on this cluster? Prices every legal plan
+in seconds and GiB, ranks them, and says why the others fell out.
+
+commands:
+  ap-search --model M --devices N       search (needs no more than this)
+  ap-search estimate ... --plan PLAN    price one plan, feasible or not
+  ap-search models                      list model presets
+  ap-search clusters                    list cluster presets
+  ap-search software                    list software profiles""",
+    "estimate": """\
+Price one plan, feasible or not. Axes left out are 1 (etp included); dp, edp and the number of
+micro-batches follow. Knobs left out: mbs=1, sharding=zero1, recompute=none, dispatcher=alltoall,
+schedule=1f1b (interleaved when vpp > 1).""",
+    "models": "List the model presets: parameters in all and active for one token, layers, experts.",
+    "clusters": "List the cluster presets: a device's memory and peak, its network in and beyond the scale-up domain.",
+    "software": "List the profiles of trainers' software: what is fused, overlapped, captured in graphs.",
+}
+EXAMPLES = {
+    "": """\
+examples:
+  ap-search --model deepseek-v3 --devices 256
+  ap-search --model my/config.json --devices 512 --cluster h200-sxm --global-batch 4096 --seq-len 8192
+  ap-search --model mixtral-8x7b --devices 64 --set ep=4,8 --set recompute=none --json result.json
+"""
+    + AXES_AND_EXIT_CODES,
+    "estimate": """\
+examples:
+  ap-search estimate --model mixtral-8x7b --devices 64 --plan "tp=2,pp=4,ep=8"
+  ap-search estimate --model deepseek-v3 --devices 256 --plan "pp=8,ep=32,dispatcher=deepep" --json -
+"""
+    + AXES_AND_EXIT_CODES,
+}
