@@ -35,6 +35,11 @@ def bytes_to_gib(size_bytes: float) -> float:
     return size_bytes / GIB
 
 
+def bytes_to_mib(size_bytes: float) -> float:
+    """Mebibytes (2^20 bytes) in `size_bytes` bytes."""
+    return size_bytes / MIB
+
+
 def gbit_to_bytes_per_s(gbit_per_s: float) -> float:
     """Bytes per second in `gbit_per_s` gigabits (10^9 bits) per second."""
     return gbit_per_s * 1e9 / 8
@@ -63,6 +68,11 @@ def us_to_s(microseconds: float) -> float:
 def ns_to_s(nanoseconds: float) -> float:
     """Seconds in `nanoseconds`."""
     return nanoseconds * 1e-9
+
+
+def s_to_ms(seconds: float) -> float:
+    """Milliseconds in `seconds`."""
+    return seconds * 1e3
 
 
 def bytes_per_s_to_gbyte(bytes_per_s: float) -> float:

@@ -1,5 +1,6 @@
 """What was found: frozen records, and the documented JSON."""
 
+from ap_search.result.explanation import CommunicationGroup, Explanation, PathStep
 from ap_search.result.found import (
     ClashingRule,
     ClusterRow,
@@ -29,6 +30,8 @@ __all__ = [
     "ClashingRule",
     "ClusterRow",
     "ClusterSummary",
+    "CommunicationGroup",
+    "Explanation",
     "HiddenTime",
     "Infeasibility",
     "JobSummary",
@@ -36,6 +39,7 @@ __all__ = [
     "MemoryBreakdown",
     "ModelSummary",
     "Optimality",
+    "PathStep",
     "PricedPlan",
     "Rejection",
     "SearchResult",
