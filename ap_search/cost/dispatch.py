@@ -196,7 +196,8 @@ def dispatch_transient_bytes(shape: DispatchShape) -> Quantity:
     -------
     Quantity
         alltoall: permuted send buffer, receive buffer, experts' output; allgather: gathered tokens and the output;
-        deepep, hybridep: received distinct tokens and the output.
+        deepep, hybridep: received distinct tokens and the output. In a group of one the output only: permuted tokens
+        are the first product's saved input.
 
     Notes
     -----
@@ -208,7 +209,8 @@ def dispatch_transient_bytes(shape: DispatchShape) -> Quantity:
     alltoall = (shape.copies + 2.0 * shape.rows) * width
     allgather = (shape.group * shape.tokens + shape.rows) * width
     fused = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
-    return by_dispatcher(shape.dispatcher, allgather=allgather, alltoall=alltoall, fused=fused)
+    buffers = by_dispatcher(shape.dispatcher, allgather=allgather, alltoall=alltoall, fused=fused)
+    return np.where(shape.group <= 1, shape.rows * width, buffers)
 
 
 def dispatcher_buffer_bytes(*, dispatcher: Quantity, hidden: int, group: Quantity, domains: Quantity) -> Quantity:

@@ -14,8 +14,9 @@ from ap_search.cost.data_parallel import (
     replica_comm,
 )
 from ap_search.cost.group import PlanGroup, plan_group
+from ap_search.cost.in_flight import interleave_group
 from ap_search.cost.overlap import overlap_ratio, paired_microbatches
-from ap_search.cost.pipeline import Makespan, StageTimes, makespan
+from ap_search.cost.pipeline import Makespan, StageTimes, makespan, one_f_one_b_span_s
 from ap_search.cost.prepared import prepare
 from ap_search.cost.redundant import redundant_comm, redundant_shares
 from ap_search.cost.stage_memory import stage_bytes
@@ -216,9 +217,9 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
     once = np.stack([stage.once for stage in seconds], axis=1)
     last = once.argmax(axis=1)
     every = _hidden_in_step(group, runs, seconds)
+    if group.schedule != Schedule.DUALPIPE and every.any():  # DualPipe's makespan knows of overlapped pairs
+        span = _paired_span(group, stages, span, hidden=every.sum(axis=1).T)
     paired = np.take_along_axis(every, span.critical[None, None, :], axis=0)[0]
-    if group.schedule != Schedule.DUALPIPE:  # whose makespan knows of overlapped pairs
-        span = replace(span, busy_s=span.busy_s - paired.sum(axis=0))
     return GroupTime(
         seconds=seconds,
         span=span,
@@ -227,6 +228,22 @@ def group_time(group: PlanGroup, runs: tuple[StageRun, ...]) -> GroupTime:
         paired=paired,
         paired_by_run=every,
     )
+
+
+def _paired_span(group: PlanGroup, stages: StageTimes, span: Makespan, *, hidden: FloatArray) -> Makespan:
+    """Makespan where stages hide communication, shape (plans, runs), in pairs: critical is what then ends last."""
+    count = group.table.num_microbatches[:, None]
+    ends = one_f_one_b_span_s(
+        stages=stages,
+        weight_grad_s=np.zeros_like(stages.forward_s),
+        vpp=group.table.vpp[:, None],
+        num_microbatches=count,
+        group=interleave_group(count, group.layout.pp),
+    )
+    busy = count * (stages.forward_s + stages.backward_s) - hidden
+    critical = (ends - hidden).argmax(axis=1)
+    busy_s, end_s = (np.take_along_axis(array, critical[:, None], axis=1)[:, 0] for array in (busy, ends - hidden))
+    return replace(span, busy_s=busy_s, bubble_s=end_s - busy_s, critical=critical)
 
 
 def _hidden_in_step(group: PlanGroup, runs: tuple[StageRun, ...], seconds: tuple[StageSeconds, ...]) -> FloatArray:
