@@ -10,6 +10,7 @@ from rich.text import Text
 from ap_search.plan.layout import layout_text
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text
+from ap_search.report.imbalance import imbalance_lines
 from ap_search.report.layout import (
     decimals_for,
     gib,
@@ -59,7 +60,10 @@ def breakdown(priced: PricedPlan, width: int) -> list[Text]:
     lines += ["", *side_by_side(_time_table(priced), _memory_table(priced), width)]
     if priced.plan.pp > 1:
         lines += ["", *_stage_table(priced)]
-    return texts([*lines, "", *_hidden_lines(priced, width), *_traffic_lines(priced.traffic, width)])
+    lines += ["", *_hidden_lines(priced, width), *_traffic_lines(priced.traffic, width)]
+    if priced.imbalance is not None:
+        lines += imbalance_lines(priced.imbalance, step_s=priced.step_time_s, width=width)
+    return texts(lines)
 
 
 def effective_values(plan: Plan, width: int) -> list[str]:

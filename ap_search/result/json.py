@@ -7,7 +7,7 @@ from typing import Any
 
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text
-from ap_search.result.records import MemoryBreakdown, PricedPlan, StageMemory
+from ap_search.result.records import ImbalanceCost, MemoryBreakdown, PricedPlan, StageMemory
 
 JSON_SCHEMA_VERSION = 1
 
@@ -33,7 +33,13 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
         "critical_stage": priced.critical_stage,
         "stage_times_s": list(priced.stage_times_s),
         "traffic": asdict(priced.traffic),
+        "imbalance": None if priced.imbalance is None else _imbalance_json(priced.imbalance),
     }
+
+
+def _imbalance_json(cost: ImbalanceCost) -> dict[str, Any]:
+    """Turn what imbalance costs into an object, the best gain of EPLB beside it."""
+    return asdict(cost) | {"eplb_gain_s": cost.eplb_gain_s}
 
 
 def _axes_json(plan: Plan) -> dict[str, Any]:

@@ -148,11 +148,47 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherPlacement:
+    """The same plan with its experts placed otherwise: seconds of a step and peak bytes that this saves.
+
+    They are negative where it costs more. `worst_rank_ratio_max` is what the busiest rank of any layer receives over
+    the mean.
+    """
+
+    placement: str
+    redundant_experts: int
+    worst_rank_ratio_max: float
+    gain_s: float
+    gain_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImbalanceCost:
+    """What an uneven load costs a plan: seconds of a step and peak bytes beyond those at balanced load.
+
+    `placement`, `redundant_experts` and `worst_rank_ratio_max` as the plan was priced; `others` are other placements.
+    """
+
+    placement: str
+    redundant_experts: int
+    worst_rank_ratio_max: float
+    cost_s: float
+    cost_bytes: int
+    others: tuple[OtherPlacement, ...] = ()
+
+    @property
+    def eplb_gain_s(self) -> float:
+        """Seconds of a step that EPLB would win back, with the copies that serve best; 0 where it would not."""
+        gains = [other.gain_s for other in self.others if other.placement == "eplb"]
+        return max([0.0, *gains])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
     """One plan with its price; `rank` is 1 for the best, 0 outside a ranking.
 
     `stage_times_s` is the busy time of each pipeline stage in one step (bubbles left out), seconds; empty if unknown.
-    `critical_stage` is the one that `time` belongs to.
+    `critical_stage` is the one that `time` belongs to. `imbalance` is worked out for the best plan of an uneven load.
     """
 
     rank: int
@@ -170,6 +206,7 @@ class PricedPlan:
     stage_times_s: tuple[float, ...] = ()
     critical_stage: int = 0
     hidden: HiddenTime = HiddenTime()
+    imbalance: ImbalanceCost | None = None
 
     @property
     def peak_memory_bytes(self) -> int:

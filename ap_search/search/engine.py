@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ap_search.cost.alternatives import with_imbalance
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
 from ap_search.cost.prepared import with_rank_loads
@@ -155,7 +156,7 @@ def run_search(
     Returns
     -------
     Ranking
-        The best plans first; equal times are ordered by memory.
+        The best plans first, the first one with what imbalance costs; equal times are ordered by memory.
 
     Notes
     -----
@@ -170,6 +171,8 @@ def run_search(
     fits = price.peak_bytes <= context.job.memory_limit_bytes
     best = rank(price, fits, top)
     plans = tuple(price_plan(context, table.row(int(row)), rank=place + 1) for place, row in enumerate(best))
+    if plans:
+        plans = (with_imbalance(context, plans[0]), *plans[1:])
     return Ranking(
         table=table,
         price=price,
