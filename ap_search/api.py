@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ap_search.cost.alternatives import with_imbalance
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
 from ap_search.errors import Fault, SpecError
@@ -17,6 +18,7 @@ from ap_search.result import (
     JobSummary,
     ModelSummary,
     Optimality,
+    PricedPlan,
     SearchResult,
     SearchSummary,
     SoftwareRow,
@@ -24,6 +26,7 @@ from ap_search.result import (
 from ap_search.search.domains import search_domains
 from ap_search.search.engine import Progress, memory_violation, run_search
 from ap_search.search.explain import explain_empty
+from ap_search.search.explanation import explain_plan
 from ap_search.search.layouts import LayoutMaker
 from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext, violations
@@ -163,6 +166,7 @@ def search(
     placement: str = "contiguous",
     redundant_experts: int = 0,
     target: str = "any",
+    explain: bool = False,
     top: int = 10,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -194,6 +198,8 @@ def search(
         Copies of experts per MoE layer, for a placement that balances.
     target : str
         Only plans that this framework can run: `any`, `megatron`, `torchtitan`, `hyperparallel`, `deepspeed`.
+    explain : bool
+        Whether to list the communication groups of the best plan and the steps of its slowest MoE layer.
     top : int
         Plans returned, 1 to 1000.
     progress : callable, optional
@@ -249,6 +255,7 @@ def search(
         ),
         plans=ranking.plans,
         infeasibility=empty,
+        explanation=explain_plan(setting.cost, ranking.plans[0]) if explain and ranking.plans else None,
     )
 
 
@@ -269,6 +276,7 @@ def estimate(
     placement: str = "contiguous",
     redundant_experts: int = 0,
     target: str = "any",
+    explain: bool = False,
 ) -> SearchResult:
     """Price one plan: seconds per step, bytes per device and stage, and every rule that it breaks.
 
@@ -276,7 +284,7 @@ def estimate(
     ----------
     model, devices, cluster, global_batch, seq_len, precision, memory_limit_gib, reserve_gib, software, load
         As for `search`.
-    placement, redundant_experts, target
+    placement, redundant_experts, target, explain
         As for `search`.
     plan : str
         `tp=2,pp=4,ep=8`, or a plan's short name as printed.
@@ -311,18 +319,7 @@ def estimate(
         redundant_experts=redundant_experts,
         target=target,
     )
-    job, loaded = setting.cost.job, setting.cost.model
-    maker = LayoutMaker(loaded, job.seq_len)
-    parsed = parse_plan(
-        plan, devices=job.devices, global_batch=job.global_batch, default_layout=maker.balanced, model=loaded
-    )
-    _keep_to(parsed, _chosen(set))
-    rules = replace(setting.rules, explicit_layout=False, given_layout=names_layout(plan))
-    broken = violations(rules, parsed)
-    priced = price_plan(setting.cost, parsed, violations=broken)
-    over = memory_violation(setting.cost, priced)
-    if over is not None:
-        priced = price_plan(setting.cost, parsed, violations=(*broken, over))
+    priced = _price_named(setting, plan, _chosen(set))
     return SearchResult(
         model=setting.model,
         cluster=setting.cluster,
@@ -335,7 +332,24 @@ def estimate(
             optimality=Optimality(statement="one plan was priced, none compared", exhaustive=False),
         ),
         plans=(priced,),
+        explanation=explain_plan(setting.cost, priced) if explain else None,
     )
+
+
+def _price_named(setting: _Setting, name: str, chosen: tuple[tuple[str, tuple[int, ...]], ...]) -> PricedPlan:
+    """Price the plan that a text names, with every rule that it breaks."""
+    job, model = setting.cost.job, setting.cost.model
+    maker = LayoutMaker(model, job.seq_len)
+    plan = parse_plan(
+        name, devices=job.devices, global_batch=job.global_batch, default_layout=maker.balanced, model=model
+    )
+    _keep_to(plan, chosen)
+    broken = violations(replace(setting.rules, explicit_layout=False, given_layout=names_layout(name)), plan)
+    priced = price_plan(setting.cost, plan, violations=broken)
+    over = memory_violation(setting.cost, priced)
+    if over is not None:
+        priced = price_plan(setting.cost, plan, violations=(*broken, over))
+    return with_imbalance(setting.cost, priced)
 
 
 def list_models() -> tuple[ModelSummary, ...]:

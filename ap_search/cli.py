@@ -113,6 +113,9 @@ def _build_parser(command: str) -> _Parser:
     )
     plan = (PLAN_FLAG,) if command == "estimate" else ()
     for flag, placeholder, default, text in (*plan, *(JOB_FLAGS if command in EXAMPLES else ())):
+        if not placeholder:
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
         action = "append" if flag == "--set" else "store"
         parser.add_argument(flag, metavar=placeholder, default=default, action=action, help=text)
     parser.set_defaults(command=command)

@@ -21,7 +21,7 @@ REQUIRED = {
     "plan": '"tp=2,pp=4,ep=8", or a plan\'s name as printed',
 }
 
-# Flag, placeholder, default, help.
+# Flag, placeholder (none for a switch), default, help.
 JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--model", "M", None, "preset name, YAML, or Hugging Face config.json (required)"),
     ("--devices", "N", None, "devices of the whole job (required)"),
@@ -37,6 +37,7 @@ JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--placement", "W", "contiguous", "experts on ranks: contiguous eplb lplb ideal (contiguous)"),
     ("--redundant-experts", "R", "0", "copies of experts per MoE layer, for a placement that balances (0)"),
     ("--target", "T", "any", "framework that must run the plan: any megatron torchtitan hyperparallel deepspeed (any)"),
+    ("--explain", "", None, "list communication groups and the steps of a MoE layer, for the first plan"),
     ("--top", "K", "10", "plans shown (10)"),
     ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
 )

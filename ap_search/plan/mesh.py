@@ -55,7 +55,7 @@ class Placement(NamedTuple):
     domains: IntArray
 
 
-def rank_groups(plan: Plan, *, group: Group, order: str = ORDER_DEFAULT) -> tuple[tuple[int, ...], ...]:
+def group_ranks(plan: Plan, *, group: Group, order: str = ORDER_DEFAULT) -> IntArray:
     """List the ranks of every group of one kind, as Megatron-Core builds them.
 
     Parameters
@@ -69,8 +69,8 @@ def rank_groups(plan: Plan, *, group: Group, order: str = ORDER_DEFAULT) -> tupl
 
     Returns
     -------
-    tuple of tuple of int
-        One tuple per group, in Megatron's order of groups and of members.
+    IntArray
+        Shape (groups, members), in Megatron's order of groups and of members.
 
     Raises
     ------
@@ -93,6 +93,24 @@ def rank_groups(plan: Plan, *, group: Group, order: str = ORDER_DEFAULT) -> tupl
     return _mesh_groups(axes, expert, _EXPERT_GROUPS[group])
 
 
+def rank_groups(plan: Plan, *, group: Group, order: str = ORDER_DEFAULT) -> tuple[tuple[int, ...], ...]:
+    """List the ranks of every group of one kind as plain tuples, for few ranks.
+
+    Parameters
+    ----------
+    plan, group, order
+        As for `group_ranks`.
+
+    Returns
+    -------
+    tuple of tuple of int
+        One tuple per group.
+
+    Source: as `group_ranks`.
+    """
+    return tuple(map(tuple, group_ranks(plan, group=group, order=order).tolist()))
+
+
 def _parse_order(order: str) -> tuple[str, ...]:
     """Split an order string, which must hold each of the five axes once."""
     axes = tuple(order.split("-"))
@@ -113,14 +131,14 @@ def _check_meshes(axes: tuple[str, ...], dense: dict[str, int], expert: dict[str
         raise SpecError("order", reason, ORDER_DEFAULT)
 
 
-def _mesh_groups(axes: tuple[str, ...], sizes: dict[str, int], members: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+def _mesh_groups(axes: tuple[str, ...], sizes: dict[str, int], members: tuple[str, ...]) -> IntArray:
     """Cut a mesh into the groups that vary over `members`; the first axis of the order varies fastest in both."""
     slowest_first = axes[::-1]
     ranks = np.arange(int(np.prod(list(sizes.values())))).reshape([sizes[axis] for axis in slowest_first])
     outer = [i for i, axis in enumerate(slowest_first) if axis not in members]
     inner = [i for i, axis in enumerate(slowest_first) if axis in members]
     width = int(np.prod([sizes[axis] for axis in members]))
-    return tuple(map(tuple, ranks.transpose(outer + inner).reshape(-1, width).tolist()))
+    return ranks.transpose(outer + inner).reshape(-1, width)
 
 
 def group_placement(*, stride: IntArray | int, size: IntArray | int, domain_size: int, world: int) -> Placement:

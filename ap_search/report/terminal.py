@@ -7,6 +7,7 @@ from rich.text import Text
 
 from ap_search.report.breakdown import breakdown, time_parts
 from ap_search.report.explain_text import infeasibility_lines, rejection_lines, violation_lines
+from ap_search.report.explanation import explanation_lines
 from ap_search.report.layout import (
     GAP,
     decimals_for,
@@ -44,7 +45,8 @@ def render_search(result: SearchResult, *, width: int, styled: bool) -> str:
     width = min(width, MAX_WIDTH)
     lines = [*_header(result, width), Text("")]
     if result.plans:
-        lines += [*_ranking(result.plans, width), Text(""), *_best(result.plans[0], width), Text("")]
+        lines += [*_ranking(result.plans, width), Text(""), *_best(result.plans[0], width)]
+        lines += [*_explained(result, width), Text("")]
     elif result.infeasibility is not None:
         lines += [*infeasibility_lines(result.infeasibility, width), Text("")]
     lines += _search_lines(result, width)
@@ -60,7 +62,8 @@ def render_estimate(result: SearchResult, *, width: int, styled: bool) -> str:
         lines += [Text("not feasible", "bold red"), *violation_lines(priced.violations, width), Text("")]
     if math.isfinite(priced.step_time_s):
         lines += texts(paragraph(_key_figures(priced), width=width, indent=""))
-    return render([*lines, *breakdown(priced, width)], width=width, styled=styled)
+    lines += [*breakdown(priced, width), *_explained(result, width)]
+    return render(lines, width=width, styled=styled)
 
 
 def _header(result: SearchResult, width: int) -> list[Text]:
@@ -174,6 +177,11 @@ def _with_names_below(lines: Sequence[str], plans: Sequence[PricedPlan], width: 
 def _best(best: PricedPlan, width: int) -> list[Text]:
     """Write the first plan in full."""
     return [*texts(["Best plan:", *name_lines(best.name, width=width)], "bold"), *breakdown(best, width)]
+
+
+def _explained(result: SearchResult, width: int) -> list[Text]:
+    """Write the groups and the MoE layer's path of the first plan, where they were asked for."""
+    return [] if result.explanation is None else explanation_lines(result.explanation, width)
 
 
 def _search_lines(result: SearchResult, width: int) -> list[Text]:

@@ -6,22 +6,22 @@ import re
 
 import pytest
 
-from ap_search import api, cli
+from ap_search import api, cli, cli_flags
 from tests.architecture.source import ROOT
 
 GUIDE = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
 PLANS = (ROOT / "docs" / "guides" / "plans.md").read_text(encoding="utf-8")
 
 
-def _documented() -> dict[str, tuple[str, str]]:
-    """Flag -> its placeholder and default, from the table under `Flags`."""
+def _documented() -> dict[str, tuple[str | None, str]]:
+    """Flag -> its placeholder (None for a switch) and default, from the table under `Flags`."""
     section = re.search(r"^## Flags\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
     assert section
     found = {}
     for row in re.findall(r"^\| (`--.*) \|$", section[1], re.MULTILINE):
         cells = [cell.strip() for cell in row.split(" | ")]
-        for flag, placeholder in re.findall(r"`(--[a-z-]+) ([^`]+)`", cells[0]):
-            found[flag] = (placeholder, cells[-1])
+        for flag, placeholder in re.findall(r"`(--[a-z-]+)(?: ([^`]+))?`", cells[0]):
+            found[flag] = (placeholder or None, cells[-1])
     return found
 
 
@@ -48,7 +48,9 @@ def test_defaults_are_the_documented_ones() -> None:
     """A default that the parser has stands in the table's last column."""
     for flag, (_, said) in _documented().items():
         default = _actions("")[flag].default
-        if default is not None:
+        if isinstance(default, bool):
+            assert (said, default) == ("off", False), flag
+        elif default is not None:
             assert said.strip("`") == default, flag
 
 
@@ -78,7 +80,7 @@ def test_axes_and_knobs_are_the_documented_ones() -> None:
     assert f"`{' '.join(SETTABLE)}`" in GUIDE
     tables = set(re.findall(r"^\| `([a-z_]+)`", PLANS, re.MULTILINE))
     assert set(PLAN_KEYS) <= tables
-    assert set(PLAN_KEYS) <= set(re.findall(r"[a-z_]+", cli.AXES_AND_EXIT_CODES))
+    assert set(PLAN_KEYS) <= set(re.findall(r"[a-z_]+", cli_flags.AXES_AND_EXIT_CODES))
 
 
 def test_exit_codes_are_the_documented_ones() -> None:

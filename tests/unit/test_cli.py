@@ -61,6 +61,7 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
         "placement": "contiguous",
         "redundant_experts": 0,
         "target": "any",
+        "explain": False,
         "top": 10,
     }
     captured = capsys.readouterr()
@@ -71,7 +72,7 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
 def test_flags_become_arguments(api):
     flags = "--cluster c --global-batch 64 --seq-len 8192 --precision fp8 --set ep=8,16 --set recompute=none --top 3"
     more = "--memory-limit-gib 70.5 --reserve-gib 0 --software s --load zipf:1.2 --target megatron"
-    placed = "--placement eplb --redundant-experts 8"
+    placed = "--placement eplb --redundant-experts 8 --explain"
     assert main([*JOB, *flags.split(), *more.split(), *placed.split()]) == 0
     del api.arguments["progress"]
     assert api.arguments == {
@@ -89,6 +90,7 @@ def test_flags_become_arguments(api):
         "placement": "eplb",
         "redundant_experts": 8,
         "target": "megatron",
+        "explain": True,
         "top": 3,
     }
 
