@@ -13,7 +13,19 @@ MODEL_PAGES = sorted((ROOT / "docs" / "cost-model").glob("*.md"))
 README = ROOT / "README.md"
 
 # Modules of cost/ that put prices together and have no formula of their own.
-ASSEMBLY = {"__init__", "blocks", "context", "details", "group", "parts", "prepared", "shapes", "stages", "step"}
+ASSEMBLY = {
+    "__init__",
+    "alternatives",
+    "blocks",
+    "context",
+    "details",
+    "group",
+    "parts",
+    "prepared",
+    "shapes",
+    "stages",
+    "step",
+}
 
 # Put together here, so that this file does not hold what it looks for.
 STRANGE = (

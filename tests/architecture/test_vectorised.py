@@ -21,7 +21,7 @@ from ap_search.spec.profiles import load_software
 from tests.architecture.source import modules_of, report
 
 # What holds one entry per plan. Distinct values of it (np.unique, plan_rows) may be looped over.
-PER_PLAN = re.compile(r"\b(table|plans|rows)\b(?!\.layouts)")
+PER_PLAN = re.compile(r"\b(table|plans)\b(?!\.layouts)|\bgroup\.rows\b|\blen\(rows\)")
 DISTINCT = re.compile(r"np\.unique\(|plan_rows\(|\.layouts\b")
 BANNED = {"np.vectorize", "np.nditer", "np.ndenumerate", "np.apply_along_axis", "np.frompyfunc"}
 
