@@ -203,7 +203,14 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
         shape = None
         if isinstance(kind.ffn, MoeFfn):
             ratio = loads.received_by(row, ep=shapes.ep, domains=shapes.ep_place.domains)
-            shape = dispatch_shape(context, kind.ffn, shapes, load_ratio=ratio, kept_ratio=np.ones(len(table)))
+            shape = dispatch_shape(
+                context,
+                kind.ffn,
+                shapes,
+                load_ratio=ratio,
+                kept_ratio=np.ones(len(table)),
+                sent_ratio=loads.sent_ratio[row],
+            )
         times.append(layer_time(context, kind, shapes, shape=shape))
         memories.append(layer_memory(kind, model.hidden_size, shapes, shape=shape))
     repeated = model.mtp_index

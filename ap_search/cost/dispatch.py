@@ -19,7 +19,8 @@ class DispatchShape:
     """What one rank dispatches in one pass of one layer, and where its group lies; each field broadcasts over plans.
 
     `tokens` are those the rank holds before dispatch, `hidden` the width that travels, `load_ratio` the worst rank's
-    rows over the mean (1: balanced), `kept_ratio` the share of copies that capacity lets through. `*_per_domain` count
+    rows over the mean (1: balanced), `kept_ratio` the share of copies that capacity lets through, `sent_ratio` what the
+    busiest source rank sends over the mean, `redundant_experts` copies of experts per layer. `*_per_domain` count
     members of the group that share a scale-up domain, `*_domains` the domains that the group spans.
     """
 
@@ -38,6 +39,18 @@ class DispatchShape:
     router_bytes: int
     load_ratio: Quantity
     kept_ratio: Quantity
+    sent_ratio: Quantity = 1.0
+    redundant_experts: int = 0
+
+    @property
+    def exchange_ratio(self) -> Quantity:
+        """What the busiest rank sends or receives over the mean, whichever is more."""
+        return np.maximum(self.load_ratio, self.sent_ratio)
+
+    @property
+    def local_experts(self) -> Quantity:
+        """Experts that this rank holds, copies of others included."""
+        return (self.moe.num_experts + self.redundant_experts) / self.ep
 
     @property
     def copies(self) -> Quantity:
@@ -86,6 +99,7 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
     -----
     A1. Copies fall uniformly on ranks, so (ep-1)/ep of them leave.
     A2. bf16 payload, probabilities in the router's type.
+    A3. The busiest source rank sends `sent_ratio` times the mean, where loads per source rank are known.
 
     Source: Megatron-LM `megatron/core/transformer/moe/token_dispatcher.py`, `fused_a2a.py`; DeepEP.
     """
@@ -93,13 +107,12 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
     gathered = (shape.group - 1) * shape.tokens * (token_bytes + shape.routing_bytes)
     remote = (shape.ep - 1.0) / shape.ep
     copy = token_bytes + shape.router_bytes
-    exchanged = shape.copies * copy * (remote + (shape.etp - 1.0)) + COUNT_BYTES * shape.moe.num_experts * (
-        shape.group - 1
-    )
+    exchanged = shape.copies * shape.sent_ratio * copy * (
+        remote + (shape.etp - 1.0)
+    ) + COUNT_BYTES * shape.moe.num_experts * (shape.group - 1)
     away = (shape.group - 1.0) / shape.group
-    sent_once = (
-        shape.tokens * shape.distinct_ranks() * (token_bytes + (FP32_BYTES + COUNT_BYTES) * shape.moe.top_k) * away
-    )
+    message = token_bytes + (FP32_BYTES + COUNT_BYTES) * shape.moe.top_k
+    sent_once = shape.tokens * shape.sent_ratio * shape.distinct_ranks() * message * away
     alone = shape.group <= 1
     return np.where(
         alone, 0.0, by_dispatcher(shape.dispatcher, allgather=gathered, alltoall=exchanged, fused=sent_once)

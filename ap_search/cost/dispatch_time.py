@@ -12,7 +12,7 @@ from ap_search.units import BF16_BYTES, Quantity
 def _fused_time_s(machine: Machine, shape: DispatchShape, latency_s: float) -> Quantity:
     """Time of a deduplicating kernel: the slower of scale-up receive and network send, plus a latency."""
     fit = machine.dispatch
-    payload = shape.tokens * shape.hidden * BF16_BYTES * shape.load_ratio
+    payload = shape.tokens * shape.hidden * BF16_BYTES * shape.exchange_ratio
     inside = payload * shape.distinct_ranks() / fit.scale_up_bytes_per_s
     domains = np.maximum(shape.group_domains, 1)
     across = payload * shape.distinct_domains() * (domains - 1.0) / domains / fit.network_bytes_per_s
@@ -36,7 +36,8 @@ def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
 
     Notes
     -----
-    A1. The worst rank receives `load_ratio` times the mean; the pass ends when it has received.
+    A1. The pass ends when the rank that receives the most has received it and the one that sends the most has sent it:
+        `exchange_ratio` times the mean.
     A2. A group beyond one scale-up domain pays the network for what leaves it.
 
     Source: `collective_time_s`; two-resource maximum fitted on DeepEP's published normal kernels.
@@ -50,11 +51,11 @@ def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
         ranks_per_domain=shape.group_per_domain,
         domains=shape.group_domains,
     )
-    copies_bytes = shape.copies * (token_bytes + shape.router_bytes) * shape.load_ratio
-    exchanged = _exchange_s(machine, shape, copies_bytes) + collective_time_s(
+    copies_bytes = shape.copies * (token_bytes + shape.router_bytes)
+    exchanged = _exchange_s(machine, shape, copies_bytes * shape.exchange_ratio) + collective_time_s(
         machine,
         Collective.ALL_GATHER,
-        size_bytes=shape.etp * copies_bytes,
+        size_bytes=shape.etp * copies_bytes * shape.load_ratio,
         ranks=shape.etp,
         ranks_per_domain=shape.etp_per_domain,
         domains=shape.etp_domains,
@@ -95,11 +96,10 @@ def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
         ranks_per_domain=shape.group_per_domain,
         domains=shape.group_domains,
     )
-    copies = shape.copies * shape.load_ratio
-    exchanged = _exchange_s(machine, shape, copies * token_bytes) + collective_time_s(
+    exchanged = _exchange_s(machine, shape, shape.copies * token_bytes * shape.exchange_ratio) + collective_time_s(
         machine,
         Collective.REDUCE_SCATTER,
-        size_bytes=shape.etp * copies * reduced,
+        size_bytes=shape.etp * shape.copies * shape.load_ratio * reduced,
         ranks=shape.etp,
         ranks_per_domain=shape.etp_per_domain,
         domains=shape.etp_domains,

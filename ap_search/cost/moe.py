@@ -34,7 +34,13 @@ class ExpertTime:
 
 
 def dispatch_shape(
-    context: CostContext, moe: MoeFfn, shapes: Shapes, *, load_ratio: Quantity, kept_ratio: Quantity
+    context: CostContext,
+    moe: MoeFfn,
+    shapes: Shapes,
+    *,
+    load_ratio: Quantity,
+    kept_ratio: Quantity,
+    sent_ratio: Quantity = 1.0,
 ) -> DispatchShape:
     """Describe what one rank dispatches in one pass of one MoE layer, and where its groups lie.
 
@@ -48,6 +54,8 @@ def dispatch_shape(
         Local tokens, degrees, placements.
     load_ratio, kept_ratio : Quantity
         Worst rank's rows over the mean; share of copies that capacity lets through.
+    sent_ratio : Quantity
+        What the busiest source rank sends over the mean.
 
     Returns
     -------
@@ -70,6 +78,8 @@ def dispatch_shape(
         router_bytes=context.software.router_dtype_bytes,
         load_ratio=load_ratio,
         kept_ratio=kept_ratio,
+        sent_ratio=sent_ratio,
+        redundant_experts=context.job.redundant_experts,
     )
 
 
@@ -97,7 +107,7 @@ def expert_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Expe
     Source: docs/cost-model/grouped-gemm.md; Megatron-LM `experts.py` (TEGroupedMLP).
     """
     rates = context.linear_rates
-    experts = moe.num_experts / shape.ep
+    experts = shape.local_experts
     wide = context.job.precision is Precision.BF16
     padding = 0.0 if wide else experts * (FP8_ROW_ALIGNMENT - 1) / 2
     rows = shape.rows + padding
@@ -160,7 +170,7 @@ def routed_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Rout
     return RoutedTime(
         dispatch_s=dispatch_time_s(context.machine, shape),
         combine_s=combine_time_s(context.machine, shape),
-        permute_s=context.memory_bound_s(permute_bytes(shape, moe.num_experts / shape.ep)),
+        permute_s=context.memory_bound_s(permute_bytes(shape, shape.local_experts)),
         experts=expert_time(context, moe, shape),
     )
 
@@ -213,7 +223,8 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, *, shape: Dispat
 
     Source: docs/cost-model/dispatch.md; requirement 002 (data path and its mirror in backward).
     """
-    balanced = routed_time(context, moe, replace(shape, load_ratio=np.ones_like(shape.ep, dtype=np.float64)))
+    even = np.ones_like(shape.ep, dtype=np.float64)
+    balanced = routed_time(context, moe, replace(shape, load_ratio=even, sent_ratio=even))
     actual = routed_time(context, moe, shape)
     latent_forward, latent_backward, latent_grad = _latent_time(context, moe, shapes)
     router_forward, router_backward, router_grad = _router_time_s(context, moe, shapes)
