@@ -43,6 +43,7 @@ TIME_LABELS = {
     "other_s": "other",
     "imbalance_s": "imbalance",
 }
+RISKY_SPARE_RATIO = 0.05
 AXES = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "edp")
 
 
@@ -58,12 +59,25 @@ def breakdown(priced: PricedPlan, width: int) -> list[Text]:
     if not priced.memory.stages:
         return texts(lines)
     lines += ["", *side_by_side(_time_table(priced), _memory_table(priced), width)]
+    lines += _risk_lines(priced, width)
     if priced.plan.pp > 1:
         lines += ["", *_stage_table(priced)]
     lines += ["", *_hidden_lines(priced, width), *_traffic_lines(priced.traffic, width)]
     if priced.imbalance is not None:
         lines += imbalance_lines(priced.imbalance, step_s=priced.step_time_s, width=width)
     return texts(lines)
+
+
+def _risk_lines(priced: PricedPlan, width: int) -> list[str]:
+    """Warn of a plan that fits with little to spare; nothing for others."""
+    spare = 1.0 - priced.peak_memory_bytes / priced.memory.limit_bytes
+    if not 0.0 <= spare < RISKY_SPARE_RATIO:
+        return []
+    text = (
+        f"{100 * spare:.1f} % of the limit is spare: runs that published so little ran out of memory now and then; "
+        "--reserve-gib keeps more free"
+    )
+    return ["", *paragraph(text, width=width, label="at risk")]
 
 
 def effective_values(plan: Plan, width: int) -> list[str]:
