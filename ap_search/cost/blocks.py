@@ -130,7 +130,8 @@ def _ffn_time(context: CostContext, kind: LayerKind, shapes: Shapes, shape: Disp
     if isinstance(kind.ffn, MoeFfn) and shape is not None:
         return moe_time(context, kind.ffn, shapes, shape=shape)
     if isinstance(kind.ffn, DenseFfn):
-        return block_ffn_time(context, shapes, ffn=kind.ffn, part=Part.DENSE_FFN, module=Recompute.MLP)
+        again = shapes.recomputes(Recompute.MLP)
+        return block_ffn_time(context, shapes, ffn=kind.ffn, part=Part.DENSE_FFN, again=again)
     return BlockTime.empty(len(shapes.tp))
 
 

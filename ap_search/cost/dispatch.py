@@ -99,7 +99,8 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
     -----
     A1. Copies fall uniformly on ranks, so (ep-1)/ep of them leave.
     A2. bf16 payload, probabilities in the router's type.
-    A3. The busiest source rank sends `sent_ratio` times the mean, where loads per source rank are known.
+    A3. The busiest source rank sends `sent_ratio` times the mean, where loads per source rank are known; over ETP it
+        passes on what it received.
 
     Source: Megatron-LM `megatron/core/transformer/moe/token_dispatcher.py`, `fused_a2a.py`; DeepEP.
     """
@@ -107,9 +108,8 @@ def dispatch_sent_bytes(shape: DispatchShape) -> Quantity:
     gathered = (shape.group - 1) * shape.tokens * (token_bytes + shape.routing_bytes)
     remote = (shape.ep - 1.0) / shape.ep
     copy = token_bytes + shape.router_bytes
-    exchanged = shape.copies * shape.sent_ratio * copy * (
-        remote + (shape.etp - 1.0)
-    ) + COUNT_BYTES * shape.moe.num_experts * (shape.group - 1)
+    copies = shape.copies * (remote * shape.sent_ratio + (shape.etp - 1.0) * shape.load_ratio)
+    exchanged = copies * copy + COUNT_BYTES * shape.moe.num_experts * (shape.group - 1)
     away = (shape.group - 1.0) / shape.group
     message = token_bytes + (FP32_BYTES + COUNT_BYTES) * shape.moe.top_k
     sent_once = shape.tokens * shape.sent_ratio * shape.distinct_ranks() * message * away

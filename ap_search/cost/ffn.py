@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.linear import Gemm, LinearTime, linear_time
 from ap_search.cost.mixer import add_tensor_comm, tensor_comm
 from ap_search.cost.parts import BlockTime, Part, Wire
 from ap_search.cost.shapes import Shapes
-from ap_search.plan.plan import Recompute
 from ap_search.spec.blocks import DenseFfn
 from ap_search.units import BF16_BYTES, Quantity
 
@@ -98,7 +98,9 @@ def ffn_core_time(context: CostContext, shapes: Shapes, *, width: int, gated: bo
     )
 
 
-def block_ffn_time(context: CostContext, shapes: Shapes, *, ffn: DenseFfn, part: Part, module: Recompute) -> BlockTime:
+def block_ffn_time(
+    context: CostContext, shapes: Shapes, *, ffn: DenseFfn, part: Part, again: NDArray[np.bool_]
+) -> BlockTime:
     """Time of a tensor-parallel feed-forward with its communication, seconds per micro-batch.
 
     Parameters
@@ -111,8 +113,8 @@ def block_ffn_time(context: CostContext, shapes: Shapes, *, ffn: DenseFfn, part:
         Width and gating (a dense feed-forward, or all shared experts as one).
     part : Part
         Where its compute is reported.
-    module : Recompute
-        The recompute bit that repeats its forward.
+    again : array of bool
+        Whether each plan repeats its forward in the backward.
 
     Returns
     -------
@@ -130,7 +132,6 @@ def block_ffn_time(context: CostContext, shapes: Shapes, *, ffn: DenseFfn, part:
     time.weight_grad[:] = core.linear.weight_grad_s
     add_tensor_comm(context, time, comm, compute_s=core.forward_s)
     repeated = core.forward_s + time.forward[Part.TP_COMM]
-    again = shapes.recomputes(module)
     time.backward[Part.RECOMPUTE] = np.where(again, repeated, 0.0)
     time.sent_backward_bytes[Wire.TP] += np.where(again, comm.sent_forward_bytes, 0.0)
     return time

@@ -253,7 +253,9 @@ def _add_exchange(time: BlockTime, routed: RoutedTime) -> None:
 def _shared_time(context: CostContext, moe: MoeFfn, shapes: Shapes, routed: BlockTime) -> BlockTime:
     """Shared experts as one feed-forward; beside dispatch and combine where the software overlaps them."""
     shared = DenseFfn(width=moe.shared_width, gated=moe.shared_gated)
-    time = block_ffn_time(context, shapes, ffn=shared, part=Part.SHARED_EXPERT, module=Recompute.SHARED_EXPERTS)
+    # `moe` repeats the shared experts with everything else.
+    again = shapes.recomputes(Recompute.SHARED_EXPERTS) & ~shapes.recomputes(Recompute.MOE)
+    time = block_ffn_time(context, shapes, ffn=shared, part=Part.SHARED_EXPERT, again=again)
     if context.software.shared_expert_overlap:
         for mine, theirs in ((time.forward, routed.forward), (time.backward, routed.backward)):
             beside = np.minimum(mine[Part.SHARED_EXPERT], theirs[Part.DISPATCH] + theirs[Part.COMBINE])

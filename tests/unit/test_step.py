@@ -153,6 +153,15 @@ def test_repeating_the_moe_forward_repeats_its_exchange() -> None:
 OVERLAPPING = replace(PLAIN, ep_overlap_ratio=1.0)
 
 
+def test_modules_inside_a_repeated_moe_are_not_repeated_twice() -> None:
+    """`moe` repeats activation and shared experts anyway: time and traffic with all three bits are those of `moe`."""
+    where = context(small_model(), 8, global_batch=8)
+    inside, all_three = (
+        price(where, f"tp=2,ep=8,recompute=selective:{modules}") for modules in ("moe", "moe_act+moe+shared_experts")
+    )
+    assert (all_three.time, all_three.traffic, all_three.memory) == (inside.time, inside.traffic, inside.memory)
+
+
 def test_exchange_hides_behind_another_micro_batch_where_software_pairs_them() -> None:
     """One stage of 16 micro-batches on ep 8: 15 pairs. Where stages follow one another only interleaved ones pair."""
     which = small_model(mtp_layers=0)
