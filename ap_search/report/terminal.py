@@ -8,6 +8,7 @@ from rich.text import Text
 from ap_search.report.breakdown import breakdown, time_parts
 from ap_search.report.explain_text import infeasibility_lines, rejection_lines, violation_lines
 from ap_search.report.explanation import explanation_lines
+from ap_search.report.imbalance import placement_text
 from ap_search.report.layout import (
     GAP,
     decimals_for,
@@ -106,8 +107,15 @@ def _step_text(job: JobSummary) -> str:
     return (
         f"{job.global_batch:,} sequences{_assumed(job, 'global_batch')} of {job.seq_len:,} tokens"
         f"{_assumed(job, 'seq_len')}, {job.precision}{_assumed(job, 'precision')}, "
-        f"load {job.load}, software {job.software}, target {job.target}"
+        f"load {job.load}{_placement(job)}, software {job.software}, target {job.target}"
     )
+
+
+def _placement(job: JobSummary) -> str:
+    """Write where experts are placed, unless in order."""
+    if job.placement == "contiguous":
+        return ""
+    return f", experts placed {placement_text(job.placement, job.redundant_experts)}"
 
 
 def _limit_text(job: JobSummary) -> str:
