@@ -149,8 +149,9 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
         with path.open("rb") as file:
             raw = file.read(limit_bytes + 1)
             if len(raw) > limit_bytes:
-                size_mib = path.stat().st_size / MIB
-                raise SpecError(str(path), f"is {size_mib:.1f} MiB", f"files up to {limit_bytes // MIB} MiB")
+                size_bytes = path.stat().st_size  # 0 for a pipe or device
+                shown = f"is {size_bytes / MIB:.1f} MiB" if size_bytes > limit_bytes else "is too large"
+                raise SpecError(str(path), shown, f"files up to {limit_bytes // MIB} MiB")
     except FileNotFoundError:
         raise SpecError(str(path), "there is no such file") from None
     except (OSError, ValueError) as error:
