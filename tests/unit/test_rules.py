@@ -13,12 +13,14 @@ from ap_search.search.rules import MEMORY_LIMIT_ID, MEMORY_LIMIT_SENTENCE, RULES
 from ap_search.search.rules.columns import vary
 from ap_search.search.rules.state import DEEPEP_GROUP_SIZES
 from ap_search.spec.blocks import LinearMixer
-from ap_search.spec.job import PlacementPolicy
+from ap_search.spec.job import PlacementPolicy, Precision
 from tests.search_cases import Target, context, deepseek_v3, dense_model, gqa, moe_model, plan
 
 RULE = {rule.id: rule for rule in RULES}
 MOE, DENSE, V3 = moe_model(), dense_model(), deepseek_v3()
 ODD_HEADS = dense_model(heads=40, kv_heads=8, hidden=5120, width=13824)
+WINDOWED = replace(DENSE, kinds=(replace(DENSE.kinds[0], mixer=replace(gqa(32, 8), window=4096)),))
+BIASED = replace(MOE, kinds=(replace(MOE.kinds[0], ffn=replace(MOE.moe, expert_bias=True)),))
 TITAN, HYPER = {"target": Target.TORCHTITAN}, {"target": Target.HYPERPARALLEL}
 MEGATRON, DEEPSPEED = {"target": Target.MEGATRON}, {"target": Target.DEEPSPEED}
 
@@ -46,6 +48,10 @@ BROKEN = [
     ("moe_needs_sequence_parallel", context(MOE, 8), {"tp": 2, "sp": 0}, 2, 1),
     ("world_dense", context(MOE, 24), {"tp": 4, "pp": 4}, 16, 24),  # 24 % 16 = 8
     ("world_expert", context(MOE, 4), {"pp": 2, "ep": 4}, 8, 4),
+    ("cp_attention", context(WINDOWED, 8), {"cp": 2}, 2, 1),
+    ("expert_bias_etp", context(BIASED, 8), {"tp": 2, "etp": 2}, 2, 1),
+    # 2880 / 8 = 360 = 22 * 16 + 8
+    ("fp8_widths", context(moe_model(expert_width=2880), 8, precision=Precision.FP8), {"tp": 8, "etp": 8}, 128, 2880),
     ("torchtitan_etp", context(MOE, 8, **TITAN), {"tp": 2, "etp": 2}, 2, 1),
     ("torchtitan_kv_heads", context(dense_model(heads=16, kv_heads=2), 8, **TITAN), {"tp": 4}, 4, 2),
     ("torchtitan_ep", context(MOE, 4, **TITAN), {"ep": 8}, 8, 4),  # 8 does not divide dp*cp*tp = 4
@@ -76,6 +82,7 @@ BROKEN = [
     ("deepspeed_sharding_tensor", context(MOE, 8, **DEEPSPEED), {"tp": 2, "sharding": Sharding.ZERO3}, 2, 1),
     ("dispatcher_needs_group", context(MOE, 8), {"dispatcher": Dispatcher.DEEPEP}, 2, 1),
     ("deepep_group_size", context(V3, 256), {"ep": 256, "dispatcher": Dispatcher.DEEPEP}, 256, 160),
+    ("deepep_node", context(V3, 64, devices_per_domain=4), {"ep": 16, "dispatcher": Dispatcher.DEEPEP}, 4, 8),
     (
         "one_dispatcher_of_one",
         replace(context(MOE, 8), dispatcher_of_one=Dispatcher.ALLTOALL),
@@ -87,6 +94,7 @@ BROKEN = [
     ("hyperparallel_dispatcher", context(MOE, 8, **HYPER), {"ep": 8, "dispatcher": Dispatcher.DEEPEP}, 2, 1),
     ("deepspeed_dispatcher", context(MOE, 8, **DEEPSPEED), {"ep": 8, "dispatcher": Dispatcher.HYBRIDEP}, 3, 2),
     ("recompute_module", context(DENSE, 8), {"recompute": Recompute.MOE_ACT | Recompute.MLA_UP_PROJ}, 1, 0),
+    ("zb_h1_recompute", context(MOE, 8), {"pp": 2, "schedule": Schedule.ZB_H1, "recompute": Recompute.FULL}, 1, 0),
     ("torchtitan_recompute", context(MOE, 8, **TITAN), {"recompute": Recompute.MOE_ACT}, 2, 128),
 ]
 CASES = pytest.mark.parametrize(
@@ -316,6 +324,53 @@ def test_recompute_names_the_module_that_is_missing() -> None:
     (violation,) = violations(where, plan(where, recompute=Recompute.MLP | Recompute.MOE_ACT))
     assert "moe has no mlp" in violation.message
     assert [lever.change for lever in violation.levers] == ["recompute=selective:moe_act"]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "named"),
+    [
+        (replace(gqa(32, 8), window=128), "windows"),
+        (replace(gqa(32, 8), index_topk=2048, index_heads=4, index_head_dim=64), "picked keys"),
+        (replace(gqa(32, 8), sink=True), "sinks"),
+        (
+            LinearMixer(name="mamba2", in_width=8, out_width=8, small_params=0, scan_flops_per_token=0, heads=32),
+            "scans",
+        ),
+    ],
+)
+def test_context_parallelism_needs_full_attention_in_every_layer(mixer: object, named: str) -> None:
+    """One such kind among others is enough; without cp it is fine."""
+    kind = replace(DENSE.kinds[0], mixer=mixer)
+    where = context(replace(DENSE, kinds=(DENSE.kinds[0], kind), layers=(0,) * 31 + (1,)), 8)
+    (violation,) = violations(where, plan(where, cp=2))
+    assert (violation.rule_id, [lever.change for lever in violation.levers]) == ("cp_attention", ["cp=1"])
+    assert named in violation.message
+    assert broken_ids(where, plan(where)) == []
+
+
+def test_low_precision_wants_whole_blocks_of_inner_widths() -> None:
+    """1456 = 91*16 is fine in fp8 and not in mxfp8 (45.5*32); a hidden size has no axis."""
+    where = context(moe_model(expert_width=1456), 8, precision=Precision.FP8)
+    assert broken_ids(where, plan(where)) == []
+    coarse = context(moe_model(expert_width=1456), 8, precision=Precision.MXFP8)
+    (violation,) = violations(coarse, plan(coarse))
+    assert (violation.rule_id, violation.demand, violation.bound) == ("fp8_widths", 32, 1456)
+    assert "precision=bf16" in [lever.change for lever in violation.levers]
+    narrow = context(moe_model(hidden=4104), 8, precision=Precision.FP8)
+    assert broken_ids(narrow, plan(narrow)) == ["fp8_widths"], "4104 = 256*16 + 8"
+    assert broken_ids(context(moe_model(hidden=4104), 8), plan(narrow)) == []
+
+
+@pytest.mark.parametrize(
+    ("ep", "domain", "fine"),
+    [(8, 8, True), (16, 8, True), (4, 8, True), (8, 4, False), (16, 64, False), (64, 64, False), (8, 64, True)],
+)
+def test_deepep_counts_eight_devices_to_a_node(ep: int, domain: int, fine: bool) -> None:
+    """16 of a domain of 64 would be two of its nodes inside one domain; 8 over two domains of 4 no node at all."""
+    where = context(V3, 64, devices_per_domain=domain)
+    one = plan(where, ep=ep, dispatcher=Dispatcher.DEEPEP)
+    assert broken_ids(where, one) == ([] if fine else ["deepep_node"])
+    assert broken_ids(where, replace(one, dispatcher=Dispatcher.HYBRIDEP)) == []
 
 
 def test_every_posted_rule_is_a_rule_on_mesh_axes() -> None:

@@ -5,6 +5,7 @@ the target frameworks.
 """
 
 from ap_search.search.rules.base import Rule
+from ap_search.search.rules.kernels import KERNEL_DISPATCHER_RULES, KERNEL_MESH_RULES, KERNEL_RECOMPUTE_RULES
 from ap_search.search.rules.mesh import MESH_RULES
 from ap_search.search.rules.pipeline import BATCH_RULES, PIPELINE_RULES
 from ap_search.search.rules.state import DISPATCHER_RULES, RECOMPUTE_RULES, SHARDING_RULES
@@ -18,6 +19,7 @@ from ap_search.search.rules.target import (
 
 RULES: tuple[Rule, ...] = (
     *MESH_RULES,
+    *KERNEL_MESH_RULES,
     *TARGET_MESH_RULES,
     *BATCH_RULES,
     *PIPELINE_RULES,
@@ -25,8 +27,10 @@ RULES: tuple[Rule, ...] = (
     *SHARDING_RULES,
     *TARGET_SHARDING_RULES,
     *DISPATCHER_RULES,
+    *KERNEL_DISPATCHER_RULES,
     *TARGET_DISPATCHER_RULES,
     *RECOMPUTE_RULES,
+    *KERNEL_RECOMPUTE_RULES,
     *TARGET_RECOMPUTE_RULES,
 )
 

@@ -5,6 +5,9 @@ from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LinearMixe
 Divided = tuple[tuple[int, str], ...]
 """Sizes of a model that an axis must divide, each with its name."""
 
+Sliced = tuple[int, str | None, str]
+"""A width, the axis that cuts it (None: it is whole on every rank), and its name."""
+
 
 def heads(model: Model) -> Divided:
     """Query heads of every attention kind, and heads of mixers without softmax."""
@@ -51,3 +54,47 @@ def experts(model: Model) -> Divided:
 def expert_widths(model: Model) -> Divided:
     """Hidden widths of one routed expert."""
     return tuple((moe.expert_width, "expert hidden width") for moe in moe_kinds(model))
+
+
+def product_widths(model: Model) -> tuple[Sliced, ...]:
+    """Inner widths of the products that run in the job's precision (router and head do not)."""
+    widths: list[Sliced] = [(model.hidden_size, None, "hidden size")]
+    for kind in model.kinds:
+        widths += _mixer_widths(kind.mixer) + _ffn_widths(kind.ffn)
+    return tuple(dict.fromkeys(one for one in widths if one[0]))
+
+
+def _mixer_widths(mixer: Attention | LinearMixer | None) -> list[Sliced]:
+    """Inner widths of a mixer's projections, 0 where it has none of a kind."""
+    if isinstance(mixer, Attention):
+        return [
+            (mixer.num_heads * mixer.v_head_dim, "tp", "width of the heads' output"),
+            (mixer.q_lora_rank, None, "query rank"),
+            (mixer.kv_lora_rank, None, "key/value rank"),
+        ]
+    return [(mixer.out_width, "tp", f"{mixer.name} output width")] if mixer else []
+
+
+def _ffn_widths(ffn: DenseFfn | MoeFfn | None) -> list[Sliced]:
+    """Inner widths of a feed-forward's products, 0 where it has none of a kind."""
+    if isinstance(ffn, DenseFfn):
+        return [(ffn.width, "tp", "dense feed-forward width")]
+    if ffn is None:
+        return []
+    return [
+        (ffn.expert_width, "etp", "expert hidden width"),
+        (ffn.shared_width, "tp", "shared-expert width"),
+        (ffn.latent_width, None, "latent width"),
+    ]
+
+
+def context_parallel_faults(model: Model) -> tuple[str, ...]:
+    """What of a model's layers the ring of context parallelism cannot take, each once."""
+    faults: list[str] = []
+    for kind in model.kinds:
+        if isinstance(kind.mixer, LinearMixer):
+            faults.append(f"{kind.mixer.name} scans")
+        elif kind.mixer is not None:
+            named = ((kind.mixer.window, "windows"), (kind.mixer.index_topk, "picked keys"), (kind.mixer.sink, "sinks"))
+            faults += [name for present, name in named if present]
+    return tuple(dict.fromkeys(faults))
