@@ -115,18 +115,22 @@ def _model_summary(model: Model) -> ModelSummary:
 
 
 def _chosen(given: Mapping[str, Any] | Sequence[str] | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Read `--set`: a mapping of axis to values, or texts `axis=v,v`."""
-    if given is None:
-        return ()
-    if isinstance(given, str):
+    """Read `--set`: a mapping of axis to values, or texts `axis=v,v`; all faults at once."""
+    if given is not None and not isinstance(given, Mapping | list | tuple):
         raise SpecError("--set", "expects a mapping or a list of texts", "{'ep': [8, 16]} or ['ep=8,16']")
-    pairs = [(axis, _joined(values)) for axis, values in given.items()] if isinstance(given, Mapping) else []
-    for text in () if isinstance(given, Mapping) else given:
-        axis, equals, values = str(text).partition("=")
-        if not equals:
-            raise SpecError(f"--set {text}", "is no axis=value[,value...]", "such as ep=8,16")
-        pairs.append((axis.strip(), values))
-    return tuple((axis, parse_knob_values(axis, text)) for axis, text in pairs)
+    pairs = given.items() if isinstance(given, Mapping) else (str(text).partition("=")[::2] for text in given or ())
+    chosen: list[tuple[str, tuple[int, ...]]] = []
+    faults: list[Fault] = []
+    for axis, values in pairs:
+        try:
+            if values == "":
+                raise SpecError(f"--set {axis}", "has no value", f"{str(axis).strip()}=V[,V...], such as ep=8,16")
+            chosen.append((str(axis).strip(), parse_knob_values(str(axis).strip(), _joined(values))))
+        except SpecError as error:
+            faults += error.faults
+    if faults:
+        raise SpecError.of(faults)
+    return tuple(chosen)
 
 
 def _joined(values: Any) -> str:

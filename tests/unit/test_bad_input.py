@@ -170,6 +170,13 @@ def test_candidates_that_are_none(refused: Refused, value: str) -> None:
     assert line.startswith("--set")
 
 
+def test_every_fault_of_the_candidates_has_its_line(refused: Refused) -> None:
+    lines = refused(*TOY, "--set", "tp=0,x", "--set", "xp=2", "--set", "ep")
+    assert lines_start(
+        lines, "--set tp: '0' is", "--set tp: 'x' is", "--set: unknown axis 'xp'", "--set ep: has no value"
+    )
+
+
 def test_an_axis_is_set_once(refused: Refused) -> None:
     assert lines_start(refused(*TOY, "--set", "tp=1", "--set", "tp=2"), "--set tp: is given twice")
 
