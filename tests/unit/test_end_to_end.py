@@ -29,7 +29,7 @@ def run(*argv: str) -> tuple[int, str, str]:
 def answer(*argv: str) -> dict[str, Any]:
     """The JSON of a command that must succeed and must print nothing else."""
     code, out, err = run(*argv, "--json", "-")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), err
     read: dict[str, Any] = json.loads(out)
     return read
 
@@ -124,7 +124,7 @@ def test_a_printed_name_is_the_same_plan(found: dict[str, Any], estimated: list[
 def test_what_the_search_found_stands_in_the_report() -> None:
     code, out, err = run(*TOY, "--top", "2", "--set", "tp=2", "--set", "ep=4")
     best = search(model="toy-moe", devices=8, set={"tp": 2, "ep": 4}, top=1).plans[0]
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), err
     assert best.name in out
     assert max(map(len, out.splitlines())) <= 120
 
