@@ -40,7 +40,7 @@ _MEMORY = ("usable_mib", "hbm_gib", "hbm_gb")
 _FITS = ("gemm", "gemm_fp8", "grouped_gemm", "grouped_gemm_fp8", "attention", "dispatch")
 _NOT_VALUES = ("name", "device", "sources", "assumed", *_MEMORY)
 # Their defaults say "nothing special here" and change no figure.
-_PLAIN = ("network_name", "scale_up_size", "network_domain_gbyte_per_s")
+_PLAIN = ("mxfp8", "network_name", "scale_up_size", "network_domain_gbyte_per_s")
 
 
 def load_cluster(source: str | Path) -> Machine:
@@ -90,6 +90,7 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         device_memory_bytes=_memory_bytes(file),
         peak_bf16_flops_per_s=tflops_to_flops_per_s(file.bf16_tflops),
         peak_fp8_flops_per_s=tflops_to_flops_per_s(file.fp8_tflops),
+        mxfp8=file.mxfp8,
         hbm_bytes_per_s=tb_to_bytes_per_s(file.hbm_tb_per_s),
         sm_count=file.sm_count,
         devices_per_domain=file.devices_per_domain,

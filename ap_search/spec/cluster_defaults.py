@@ -23,6 +23,7 @@ DISPATCH_OVER_NIC = 0.814
 
 REASONS = {
     "fp8_tflops": "no fp8 peak given: taken as absent",
+    "mxfp8": "taken as absent",
     "sm_count": "that of an H100",
     "scale_up_size": "the devices that a job fills",
     "scale_up_efficiency_ratio": "large ring collectives on A100, H100, H200 and B200 reach 0.80 of the links",

@@ -117,6 +117,9 @@ class ClusterFile(_Edge):
     hbm_tb_per_s: Positive = Field(description="Memory bandwidth, TB/s (10^12 bytes per second).")
     bf16_tflops: Positive = Field(description="Dense BF16 peak, TFLOP/s.")
     fp8_tflops: NotNegative = Field(default=0.0, description="Dense FP8 peak, TFLOP/s; 0 where the device has no FP8.")
+    mxfp8: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="Whether the device multiplies block-scaled fp8 (OCP MX), for the precision mxfp8."
+    )
     sm_count: Count = Field(default=132, description="Multiprocessors (compute units, cube cores) of one device.")
     devices_per_domain: Count = Field(
         description="Devices of one scale-up domain that a job fills: those of a node; 64 of an NVL72 rack."

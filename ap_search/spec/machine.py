@@ -109,11 +109,11 @@ class DispatchFit:
 class Machine:
     """One kind of cluster: a device, how devices hang together, and what they reach.
 
-    `peak_flops_per_s` of a precision the device lacks is 0. `devices_per_domain` is how many devices of a scale-up
-    domain a job takes (64 of an NVL72 rack, usually): ranks fill domains in that number. `assumed` names the keys that
-    were filled by a default, `sources` the origin of each key, `provenance` says per fit `calibrated` (fitted on
-    measurements of this device), `derived` (another device's constants, or a measured plateau, carried over) or
-    `default`.
+    `peak_flops_per_s` of a precision the device lacks is 0; `mxfp8` says whether it multiplies block-scaled fp8 at the
+    fp8 peak. `devices_per_domain` is how many devices of a scale-up domain a job takes (64 of an NVL72 rack, usually):
+    ranks fill domains in that number. `assumed` names the keys that were filled by a default, `sources` the origin of
+    each key, `provenance` says per fit `calibrated` (fitted on measurements of this device), `derived` (another
+    device's constants, or a measured plateau, carried over) or `default`.
     """
 
     name: str
@@ -133,6 +133,7 @@ class Machine:
     dispatch: DispatchFit
     collectives: tuple[CollectiveFit, ...]
     reserve_bytes: int
+    mxfp8: bool = False
     assumed: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()

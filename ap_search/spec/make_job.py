@@ -182,6 +182,9 @@ def _precision(faults: _Faults, machine: Machine, value: object) -> Precision:
     precision = faults.choice("--precision", value, default=_DEFAULT.precision)
     if precision != Precision.BF16 and machine.peak_fp8_flops_per_s <= 0:
         faults.add("--precision", f"is {precision}, but {machine.device} has no fp8 arithmetic", Precision.BF16)
+    elif precision == Precision.MXFP8 and not machine.mxfp8:
+        reason = f"is {precision}, but {machine.device} has no block-scaled fp8 arithmetic"
+        faults.add("--precision", reason, f"{Precision.BF16}, {Precision.FP8}")
     return precision
 
 

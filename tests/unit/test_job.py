@@ -182,6 +182,13 @@ def test_precision_is_one_that_the_device_has(precision: str) -> None:
     assert line.endswith("has no fp8 arithmetic (legal: bf16)")
 
 
+def test_block_scaled_fp8_needs_a_device_that_has_it() -> None:
+    """Hopper multiplies fp8, but not MXFP8; Blackwell does both."""
+    (line,) = faults(load_cluster("h100-sxm"), precision="mxfp8")
+    assert line.endswith("has no block-scaled fp8 arithmetic (legal: bf16, fp8)")
+    assert make(load_cluster("b200-sxm"), precision="mxfp8").precision == "mxfp8"
+
+
 @pytest.mark.parametrize("value", ["megatron-lm", "", 1])
 def test_target_is_one_of_the_frameworks(machine: Machine, value: object) -> None:
     (line,) = faults(machine, target=value)
