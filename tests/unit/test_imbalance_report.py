@@ -1,10 +1,15 @@
 """What imbalance costs, as people and programs read it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ap_search import estimate, search
 from ap_search.report.imbalance import imbalance_lines, placement_text
+from ap_search.report.terminal import render_search
 from ap_search.result import ImbalanceCost, OtherPlacement
 from ap_search.result.json import plan_json
 from ap_search.units import GIB
@@ -68,3 +73,28 @@ def test_eplb_wins_nothing_back_where_it_is_worse() -> None:
     assert replace(COST, others=()).eplb_gain_s == 0.0
     assert replace(COST, others=(replace(COST.others[0], placement="contiguous"),)).eplb_gain_s == 0.0
     assert COST.eplb_gain_s == pytest.approx(2.0)
+
+
+def test_search_and_estimate_say_what_imbalance_costs(tmp_path: Path) -> None:
+    """The toy model on 8 devices, half of the tokens on one of 8 experts, counted on 8 source ranks."""
+    counts = np.full((8, 8), 1.0)
+    counts[:, 0] = 7.0
+    path = tmp_path / "load.json"
+    path.write_text(json.dumps({"source_expert_loads": counts.tolist()}))
+    asked = {"model": "toy-moe", "devices": 8, "load": path, "global_batch": 64, "seq_len": 512}
+    (plan,) = estimate(plan="ep=8", **asked).plans
+    assert plan.imbalance is not None
+    assert plan.imbalance.worst_rank_ratio_max == pytest.approx(4.0)
+    assert plan.imbalance.eplb_gain_s > 0
+    placed = estimate(plan="ep=8", placement="eplb", redundant_experts=8, **asked)
+    assert (placed.job.placement, placed.job.redundant_experts) == ("eplb", 8)
+    assert plan.step_time_s - placed.plans[0].step_time_s == pytest.approx(plan.imbalance.others[1].gain_s)
+    found = search(set={"ep": [8]}, placement="lplb", redundant_experts=8, top=2, **asked)
+    assert found.plans[0].imbalance is not None
+    assert found.plans[1].imbalance is None
+    assert "experts placed lplb with 8 redundant" in " ".join(render_search(found, width=120, styled=False).split())
+
+
+def test_copies_that_ranks_cannot_share_evenly_are_named() -> None:
+    found = estimate(model="toy-moe", devices=8, plan="ep=8", placement="eplb", redundant_experts=4)
+    assert [broken.rule_id for broken in found.plans[0].violations] == ["redundant_experts_ep"]
