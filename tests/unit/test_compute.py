@@ -150,6 +150,14 @@ def test_grouped_weight_gradient_depends_on_rows() -> None:
     assert time == pytest.approx(2e8 * rows / PEAK / np.array([0.5, 0.75, 1.0, 1.0]), rel=1e-6)
 
 
+def test_grouped_weight_gradient_accumulates_in_fp32() -> None:
+    """No time for products at a peak of 1e30: 2 (2 x 100 x 10^4) + 8 x 10 x 10^8 bytes at 1e12 bytes/s."""
+    time = grouped_gemm_weight_gradient_time_s(
+        GROUPED, peak_flops_per_s=1e30, hbm_bytes_per_s=HBM, experts=10.0, rows=100.0, n=1e4, k=1e4
+    )
+    assert time == pytest.approx((4e6 + 8e9) / HBM)
+
+
 def shapes_of(text: str) -> Shapes:
     where = context(small_model(), 8, global_batch=8)
     return block_shapes(where.machine, where.job, PlanTable.from_plans([plan(where, text)]))
