@@ -23,8 +23,8 @@ def state_bytes(stage: StageMemory) -> int:
 
 
 def test_fully_sharded_state_does_not_depend_on_ep() -> None:
-    """Under full sharding the state is all parameters over all devices, whether 8 ranks share experts or not; what falls
-    is the weights gathered at a time. Source: ByteDance-Seed/VeOmni#69 (DeepSeek 16B on 8 devices, ep 1 or 8).
+    """Under full sharding the state is all parameters over all devices, whether 8 ranks share experts or not; what
+    falls is the weights gathered at a time. Source: ByteDance-Seed/VeOmni#69 (DeepSeek 16B on 8 devices, ep 1 or 8).
     """
     without, with_ep = (
         plan_of("deepseek-v2-lite", 8, f"ep={ep},sharding=zero3,recompute=full").memory.peak_stage for ep in (1, 8)
