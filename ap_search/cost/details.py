@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from ap_search.cost.context import CostContext
 from ap_search.cost.flops import model_flops_per_token
 from ap_search.cost.group import PlanGroup, plan_group
-from ap_search.cost.parts import Part, Wire
+from ap_search.cost.parts import Wire
 from ap_search.cost.prepared import prepare
+from ap_search.cost.rows import as_breakdown, exposed_parts
 from ap_search.cost.stage_memory import Moment, StageBytes, stage_bytes
 from ap_search.cost.stages import StageRun, stage_runs
 from ap_search.cost.state import ParamBytes
@@ -23,7 +24,6 @@ from ap_search.result import (
     PricedPlan,
     StageMemory,
     StateBytes,
-    TimeBreakdown,
     Traffic,
     Violation,
 )
@@ -88,7 +88,7 @@ def price_plan(
         model_flops_per_s_per_device=rate,
         mfu_ratio=rate / peak,
         memory=memory,
-        time=_time(group, runs, timed),
+        time=as_breakdown(exposed_parts(group, runs, timed)[:, 0]),
         hidden=_hidden(group, runs, timed),
         traffic=_traffic(group, runs, timed),
         critical_stage=runs[int(timed.span.critical[0])].stage,
@@ -145,40 +145,6 @@ def _stage_memory(stage: int, parts: StageBytes) -> StageMemory:
         buffers_bytes=_whole(parts.buffers),
         reserve_bytes=ceil(parts.reserve),
         largest=tuple(pair for pair in ranked[:LARGEST_SHOWN] if pair[1] > 0),
-    )
-
-
-def _time(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> TimeBreakdown:
-    """Exposed seconds per part on the critical stage."""
-    critical, plan = int(timed.span.critical[0]), group.table.row(0)
-    run, stage = runs[critical], timed.seconds[critical]
-    counts = run.counts * run.share * plan.num_microbatches
-    parts = sum(
-        (
-            count * (time.forward + time.backward)[:, 0]
-            for count, time in zip(counts, group.prepared.blocks.times, strict=True)
-        ),
-        start=np.zeros(len(Part)),
-    )
-    last = timed.seconds[int(timed.last[0])]
-    return TimeBreakdown(
-        attention_s=float(parts[Part.ATTENTION]),
-        dense_ffn_s=float(parts[Part.DENSE_FFN]),
-        router_s=float(parts[Part.ROUTER]),
-        dispatch_s=float(parts[Part.DISPATCH] - timed.paired[0, 0]),
-        expert_s=float(parts[Part.EXPERT]),
-        combine_s=float(parts[Part.COMBINE] - timed.paired[1, 0]),
-        shared_expert_s=float(parts[Part.SHARED_EXPERT]),
-        head_s=float(parts[Part.HEAD]),
-        recompute_s=float(parts[Part.RECOMPUTE]),
-        tp_comm_s=float(parts[Part.TP_COMM]),
-        cp_comm_s=float(parts[Part.CP_COMM]),
-        pp_comm_s=float(timed.span.hop_s[0]),
-        bubble_s=float(timed.span.bubble_s[0]),
-        dp_comm_s=float(stage.replica_each[0] * plan.num_microbatches + last.replica_once[0]),
-        optimizer_s=float(last.optimizer[0]),
-        other_s=float(parts[Part.OTHER]),
-        imbalance_s=float(parts[Part.IMBALANCE]),
     )
 
 

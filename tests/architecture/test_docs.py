@@ -22,6 +22,7 @@ ASSEMBLY = {
     "group",
     "parts",
     "prepared",
+    "rows",
     "shapes",
     "stages",
     "step",
