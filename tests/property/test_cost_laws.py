@@ -84,7 +84,7 @@ def hiding(ratio: float) -> Software:
 
 
 tables = st.lists(plans(), min_size=2, max_size=4)
-law = settings(max_examples=12, deadline=None)
+law = settings(max_examples=10, deadline=None)
 
 
 def prices(where: CostContext, rows: list[Plan]) -> tuple[np.ndarray, np.ndarray]:

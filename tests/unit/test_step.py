@@ -350,6 +350,14 @@ def test_a_dualpipe_device_gathers_each_stage_for_half_of_the_micro_batches() ->
     assert dual.traffic.dp_bytes == pytest.approx(single.traffic.dp_bytes, rel=1e-3)
 
 
+def test_stages_without_layers_are_priced() -> None:
+    """16 stages for 8 layers: a rule refuses the plan, but it has a price; empty stages hold workspace and messages."""
+    answer = price(context(small_model(), 16, global_batch=64), "pp=16")
+    empty = answer.memory.stages[10]
+    assert empty.total_bytes == empty.buffers_bytes == 32 * 2**20 + 2 * T * 2 * H
+    assert sum(stage.expert.weights_bytes > 0 for stage in answer.memory.stages) == 8, "seven layers and the MTP module"
+
+
 def test_loads_per_layer() -> None:
     """The same row for each of 7 MoE layers is that row for all; another row in one layer costs there only."""
     skewed, even = [0.3, *[0.1] * 7], [0.125] * 8
