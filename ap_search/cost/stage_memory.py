@@ -84,8 +84,8 @@ def _alive(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
 def _buffers(group: PlanGroup, run: StageRun, *, dense: FloatArray, expert: FloatArray) -> FloatArray:
     """Gradient buckets, FSDP units, workspaces and receive buffers of one stage, bytes per plan."""
     software, present, table = group.context.software, run.counts > 0, group.table
-    largest_dense = (group.params.dense + group.params.router)[:, present].max(axis=1)[group.params_of]
-    largest_expert = group.params.expert[:, present].max(axis=1)[group.params_of]
+    largest_dense = (group.params.dense + group.params.router)[:, present].max(axis=1, initial=0.0)[group.params_of]
+    largest_expert = group.params.expert[:, present].max(axis=1, initial=0.0)[group.params_of]
     size = bucket_bytes(
         software, sharding=table.sharding, params=dense, largest=largest_dense, group=group.dense.shard
     ) + bucket_bytes(software, sharding=table.sharding, params=expert, largest=largest_expert, group=group.expert.shard)
@@ -143,7 +143,7 @@ def stage_bytes(group: PlanGroup, run: StageRun) -> StageBytes:
     held, kept = _alive(group, run)
     present = run.counts > 0
     again, running, exchange = (
-        array[present].max(axis=0)[group.shape_of]
+        array[present].max(axis=0, initial=0.0)[group.shape_of]  # a stage may be empty
         for array in (group.recomputed_bytes, group.transient_bytes, group.exchange_bytes)
     )
     logits, softmax = _logits(group, run)

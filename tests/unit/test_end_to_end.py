@@ -224,6 +224,18 @@ def test_a_plan_that_breaks_rules_is_priced() -> None:
     assert list(strays(json.loads(out), ANSWER)) == []
 
 
+@pytest.mark.parametrize("plan", ["pp=8", "pp=8,vpp=2,sharding=zero3", "pp=4,stage_layers=2+0+0+2,ep=2"])
+def test_stages_without_layers_are_priced(plan: str) -> None:
+    """More stages than layers, or a layout of the user's own: empty stages hold nothing but what every device holds."""
+    _, out, err = run("estimate", *TOY, "--plan", plan, "--json", "-")
+    (priced,) = json.loads(out)["plans"]
+    empty = [stage for stage in priced["memory"]["stages"][1:-1] if not stage["shared"]["weights_bytes"]]
+    assert err == ""
+    assert empty
+    assert all(stage["activations_bytes"] == stage["router_bytes"] == 0 for stage in empty)
+    assert sum(priced["time"].values()) == pytest.approx(priced["step_time_s"], rel=1e-9)
+
+
 def test_nothing_fits_is_an_answer_too() -> None:
     """DeepSeek-V3 on 16 devices: 671e9 parameters x 18 bytes / 16 are 755e9 bytes on each."""
     knobs = ["--set", "recompute=full", "--set", "mbs=1", "--set", "vpp=1", "--set", "sharding=zero3"]
