@@ -10,6 +10,7 @@ from ap_search.cost.alternatives import with_imbalance
 from ap_search.cost.context import CostContext
 from ap_search.cost.details import price_plan
 from ap_search.errors import Fault, SpecError
+from ap_search.fidelity.validate import validate, validate_log
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import knob_text, names_layout, parse_knob_values, parse_plan
 from ap_search.result import (
@@ -47,6 +48,8 @@ __all__ = [
     "load_model",
     "load_software",
     "search",
+    "validate",
+    "validate_log",
 ]
 
 DEFAULT_CLUSTER = "h100-sxm"

@@ -16,12 +16,11 @@ from ap_search.cli_flags import (
     ABOUT,
     CHOICES,
     EXAMPLES,
+    FLAGS,
     HIGHEST,
     HIGHEST_GIB,
-    JOB_FLAGS,
     LOWEST,
     LOWEST_GIB,
-    PLAN_FLAG,
     REQUIRED,
 )
 from ap_search.errors import Fault, SpecError
@@ -37,6 +36,10 @@ FOUND, NOTHING_FEASIBLE, BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, READER_LEFT = 0
 
 MAX_WIDTH = 120
 MIN_WIDTH = 80
+NOT_ARGUMENTS = ("command", "help", "version", "template", "summary")
+# Flags of `validate` that choose recorded runs, and those that describe the run of a log.
+RUN_CHOICES = ("quality", "hardware", "group", "only", "source")
+LOG_FACTS = ("model", "devices", "plan", "cluster", "global_batch", "seq_len", "precision")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,7 +105,7 @@ def _build_parser(command: str) -> _Parser:
     """Describe the flags of one command; values stay text, so that all their faults are found at once."""
     parser = _Parser(
         prog=f"ap-search {command}".rstrip(),
-        usage=f"ap-search {command + ' ' if command else ''}[flags]",
+        usage=f"ap-search {command + ' ' if command else ''}{'[RUNS ...] ' if command == 'validate' else ''}[flags]",
         description=ABOUT[command],
         epilog=EXAMPLES.get(command),
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
@@ -111,8 +114,9 @@ def _build_parser(command: str) -> _Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    plan = (PLAN_FLAG,) if command == "estimate" else ()
-    for flag, placeholder, default, text in (*plan, *(JOB_FLAGS if command in EXAMPLES else ())):
+    if command == "validate":
+        parser.add_argument("runs", metavar="RUNS", nargs="*", help="files of recorded runs, YAML, JSON or JSONL")
+    for flag, placeholder, default, text in FLAGS.get(command, ()):
         if not placeholder:
             parser.add_argument(flag, action="store_true", help=text)
             continue
@@ -160,6 +164,49 @@ def _answer(result: "SearchResult", target: str | None, write: Callable[..., str
     return FOUND if result.feasible else NOTHING_FEASIBLE
 
 
+def _validate(flags: argparse.Namespace, faults: list[Fault]) -> int:
+    """Price recorded runs, or the run of a log, and set what was measured beside."""
+    if flags.template:
+        _raise_any(faults)
+        from ap_search.spec.run_file import TEMPLATE
+
+        _emit(TEMPLATE)
+        return FOUND
+    asked, page, target = _validate_arguments(flags, faults)
+    from ap_search import api
+    from ap_search.report.json_file import json_text, write_target
+    from ap_search.report.plot import plot_page
+    from ap_search.report.progress import shown_progress
+    from ap_search.report.validation import render_validation
+
+    with shown_progress() as progress:
+        result = api.validate_log(**asked) if "log" in asked else api.validate(**asked, progress=progress)
+    if page is not None:
+        write_target(page, plot_page(result), "--plot")
+    if target is not None and target != "-":
+        write_target(target, json_text(result.to_json()))
+    rows = not flags.summary
+    _emit(json_text(result.to_json()) if target == "-" else render_validation(result, **_screen(), rows=rows))
+    return FOUND if result.summary.priced else NOTHING_FEASIBLE
+
+
+def _validate_arguments(
+    flags: argparse.Namespace, faults: list[Fault]
+) -> tuple[dict[str, Any], str | None, str | None]:
+    """Turn flags into the arguments of `validate` or `validate_log`, and where to write the plot and the JSON."""
+    given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
+    log, runs = given.pop("megatron_log"), given.pop("runs")
+    alien, why = (RUN_CHOICES, "has no effect on a log") if log else (LOG_FACTS, "belongs to --megatron-log")
+    found = [*faults, *(Fault(path=_flag(name), reason=why) for name in alien if given[name] is not None)]
+    if log and runs:
+        found.append(Fault(path=runs[0], reason="files of runs and --megatron-log exclude each other"))
+    found += _missing_faults(given, "") if log else []
+    read = _read_all(given, found)
+    page, target = read.pop("plot"), read.pop("json")
+    asked = {name: value for name, value in read.items() if value is not None and name not in alien}
+    return asked | ({"log": log} if log else {"files": runs}), page, target
+
+
 def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
     """List the presets that the command names."""
     _raise_any(faults)
@@ -178,6 +225,7 @@ def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
 ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
     "": _search,
     "estimate": _estimate,
+    "validate": _validate,
     "models": _presets,
     "clusters": _presets,
     "software": _presets,
@@ -186,16 +234,22 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
 
 def _job_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
     """Turn flags into the arguments of the Python functions, or raise all faults at once."""
-    given = {name: value for name, value in vars(flags).items() if name not in ("command", "help", "version")}
-    found = [*faults, *_missing_faults(given, " ".join(fault.reason for fault in faults))]
+    given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
+    read = _read_all(given, [*faults, *_missing_faults(given, " ".join(fault.reason for fault in faults))])
+    del read["json"]
+    return read
+
+
+def _read_all(given: dict[str, Any], faults: list[Fault]) -> dict[str, Any]:
+    """Read the text of every flag, or raise all faults at once."""
+    found, read = list(faults), {}
     for name, value in given.items():
         try:
-            given[name] = _read(name, value)
+            read[name] = _read(name, value)
         except SpecError as error:
             found += error.faults
     _raise_any(found)
-    del given["json"]
-    return given
+    return read
 
 
 def _missing_faults(given: dict[str, Any], corrected: str) -> list[Fault]:
@@ -211,10 +265,10 @@ def _read(name: str, value: Any) -> Any:
     """Read one flag's text as the value that it stands for."""
     if value is None:
         return None
-    if name == "json" and value != "-":
+    if name == "plot" or (name == "json" and value != "-"):
         from ap_search.report.json_file import check_target
 
-        check_target(value)
+        check_target(value, _flag(name))
     elif name in HIGHEST:
         return _integer(name, value)
     elif name in LOWEST_GIB:
@@ -251,12 +305,12 @@ def _legal(name: str) -> str:
 
 def _unknown_faults(rest: Sequence[str], flags: argparse.Namespace) -> list[Fault]:
     """Name each flag that does not exist with the nearest that does; its value is no fault of its own."""
-    known = [_flag(name) for name in vars(flags) if name != "command"]
+    known = [_flag(name) for name in vars(flags) if name not in ("command", "runs")]
     faults = []
     for before, argument in zip(("", *rest), rest, strict=False):
         if argument.startswith("-"):
             flag = argument.split("=")[0]
-            elsewhere = ", it belongs to: ap-search estimate" if flag == PLAN_FLAG[0] else ""
+            elsewhere = ", it belongs to: ap-search estimate" if flag == "--plan" else ""
             faults.append(Fault(path=flag, reason="unknown flag" + (elsewhere or _did_you_mean(flag, known))))
         elif not before.startswith("-") or "=" in before:
             faults.append(Fault(path=argument, reason="unexpected argument"))
@@ -282,7 +336,7 @@ def _flag(name: str) -> str:
 
 def _in_flags(fault: Fault) -> Fault:
     """Call an argument of the Python functions what the user of the command line calls it."""
-    flags = {_flag for _flag, *_ in (*JOB_FLAGS, PLAN_FLAG)}
+    flags = {_flag for _flag, *_ in (*FLAGS["estimate"], *FLAGS["validate"])}
     return replace(fault, path=_flag(fault.path)) if _flag(fault.path) in flags else fault
 
 

@@ -14,6 +14,7 @@ CHOICES = {
     "precision": ("bf16", "fp8", "mxfp8"),
     "target": ("any", "megatron", "torchtitan", "hyperparallel", "deepspeed"),
     "placement": ("contiguous", "eplb", "lplb", "ideal"),
+    "only": ("moe", "dense"),
 }
 REQUIRED = {
     "model": "a preset's name (see ap-search models), a YAML, or a Hugging Face config.json",
@@ -43,6 +44,29 @@ JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
 )
 PLAN_FLAG = ("--plan", "PLAN", None, "the plan: axes and knobs, or a name as printed (required)")
 
+# Of `validate`: which runs, what else to write; and what a log does not say.
+RUN_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--quality", "Q[,Q...]", None, "only runs of these grades, such as A,B"),
+    ("--hardware", "H", None, "only runs whose cluster or device has this in its name"),
+    ("--group", "G", None, "only runs of groups with this in their name"),
+    ("--only", "KIND", None, "only these models: moe dense"),
+    ("--source", "TEXT", None, "only runs whose source has this in it"),
+    ("--software", "S", None, "one profile for all runs (each run's own, else the one that its source means)"),
+    ("--summary", "", None, "leave out the list of runs"),
+    ("--plot", "PATH", None, "write measured against predicted as one HTML page"),
+    ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
+    ("--template", "", None, "print an empty file of runs with comments, and end"),
+    ("--megatron-log", "FILE", None, "compare with the log of one run, described by the flags below"),
+    ("--model", "M", None, "its model: preset name, YAML, or Hugging Face config.json"),
+    ("--devices", "N", None, "its devices"),
+    ("--plan", "PLAN", None, "its plan: axes and knobs, or a name as printed"),
+    ("--cluster", "C", None, "its cluster: preset name or YAML (h100-sxm)"),
+    ("--global-batch", "B", None, "its sequences per step (the log's)"),
+    ("--seq-len", "S", None, "its tokens per sequence (4096)"),
+    ("--precision", "P", None, "of its linear layers: bf16 fp8 mxfp8 (bf16)"),
+)
+FLAGS = {"": JOB_FLAGS, "estimate": (PLAN_FLAG, *JOB_FLAGS), "validate": RUN_FLAGS}
+
 AXES_AND_EXIT_CODES = """
 axes and knobs of --set and --plan:
   tp           tensor parallel: splits heads and matrix widths
@@ -71,6 +95,7 @@ in seconds and GiB, ranks them, and says why the others fell out.
 commands:
   ap-search --model M --devices N       search (needs no more than this)
   ap-search estimate ... --plan PLAN    price one plan, feasible or not
+  ap-search validate [RUNS ...]         price recorded runs, compare with what was measured
   ap-search models                      list model presets
   ap-search clusters                    list cluster presets
   ap-search software                    list software profiles""",
@@ -78,6 +103,10 @@ commands:
 Price one plan, feasible or not. Axes left out are 1 (etp included); dp, edp and the number of
 micro-batches follow. Knobs left out: mbs=1, sharding=zero1, recompute=none, dispatcher=alltoall,
 schedule=1f1b (interleaved when vpp > 1).""",
+    "validate": """\
+Price recorded runs with the plan that each states, and compare seconds and GiB with what was
+measured: per run, source, hardware and kind of model, and the order inside groups. RUNS are
+files of runs (ap-search validate --template prints one); the tool's own sets without any.""",
     "models": "List the model presets: parameters in all and active for one token, layers, experts.",
     "clusters": "List the cluster presets: a device's memory and peak, its network in and beyond the scale-up domain.",
     "software": "List the profiles of trainers' software: what is fused, overlapped, captured in graphs.",
@@ -96,4 +125,12 @@ examples:
   ap-search estimate --model deepseek-v3 --devices 256 --plan "pp=8,ep=32,dispatcher=deepep" --json -
 """
     + AXES_AND_EXIT_CODES,
+    "validate": """\
+examples:
+  ap-search validate --summary
+  ap-search validate my-runs.yaml --only moe --plot runs.html
+  ap-search validate --megatron-log train.log --model qwen3-30b-a3b --devices 64 --plan "pp=4,ep=8"
+
+exit codes: 0 runs were priced, 1 none could be, 2 bad input (one line per fault on stderr)
+""",
 }

@@ -65,6 +65,11 @@ def us_to_s(microseconds: float) -> float:
     return microseconds * 1e-6
 
 
+def ms_to_s(milliseconds: float) -> float:
+    """Seconds in `milliseconds`."""
+    return milliseconds * 1e-3
+
+
 def ns_to_s(nanoseconds: float) -> float:
     """Seconds in `nanoseconds`."""
     return nanoseconds * 1e-9

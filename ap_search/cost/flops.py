@@ -1,8 +1,16 @@
 """Model FLOPs as Megatron-LM reports them: causal attention halved, router left out, no recompute."""
 
 from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LayerKind, LinearMixer, Model, MoeFfn
+from ap_search.spec.run import FlopsRule
 
 PASSES_TIMES_MULTIPLY_ADD = 6
+# A forward pass is a third of forward and backward: counted again where it is repeated.
+REPEATED_FORWARD = 4 / 3
+
+
+def _half_square_flops(mixer: Attention, seq_len: int) -> float:
+    """Multiply-adds per token of scores and weighted values, forward, half of the attention square."""
+    return seq_len * mixer.num_heads * (mixer.qk_head_dim + mixer.v_head_dim) / 2
 
 
 def _mixer_flops(kind: LayerKind, model: Model, seq_len: int) -> float:
@@ -12,7 +20,7 @@ def _mixer_flops(kind: LayerKind, model: Model, seq_len: int) -> float:
         return hidden * (mixer.in_width + mixer.out_width) + mixer.scan_flops_per_token / 2
     if not isinstance(mixer, Attention):
         return 0.0
-    core = seq_len * mixer.num_heads * (mixer.qk_head_dim + mixer.v_head_dim) / 2
+    core = _half_square_flops(mixer, seq_len)
     queries, rank = mixer.num_heads * mixer.qk_head_dim, mixer.q_lora_rank
     linear = rank * (hidden + queries + 1) if rank else hidden * queries
     if mixer.kind is AttentionKind.MLA:
@@ -124,3 +132,46 @@ def model_flops_per_token(model: Model, seq_len: int) -> float:
     """
     layers = sum(layer_flops_per_token(model, model.kinds[kind], seq_len) for kind in model.layers)
     return layers + head_flops_per_token(model) + model.mtp_layers * mtp_flops_per_token(model, seq_len)
+
+
+def reported_flops_per_token(
+    model: Model, seq_len: int, *, rule: FlopsRule, mtp: bool = True, full_recompute: bool = False
+) -> float:
+    """Floating-point operations of the whole model per token, as a printed TFLOP/s or MFU counts them.
+
+    Parameters
+    ----------
+    model : Model
+        Layers, head, MTP modules.
+    seq_len : int
+        Tokens of a sequence, >= 1.
+    rule : FlopsRule
+        Causal attention halved; the whole square; or the whole square with what is recomputed.
+    mtp : bool
+        Whether MTP modules are counted.
+    full_recompute : bool
+        Whether the run repeats the forward of every layer, which only the hardware rule counts.
+
+    Returns
+    -------
+    float
+
+    Notes
+    -----
+    A1. The hardware rule repeats the layers' forward, not the head's; what selective recomputation repeats is not
+    counted.
+
+    Source: Megatron-LM `training.py` before and after 6 March 2025; arXiv 2104.04473, equation 2 (hardware).
+    """
+    count = model_flops_per_token(model, seq_len)
+    if not mtp:
+        count -= model.mtp_layers * mtp_flops_per_token(model, seq_len)
+    if rule is FlopsRule.CAUSAL_HALVED:
+        return count
+    mixers = [model.kinds[kind].mixer for kind in (*model.layers, *[model.mtp_index] * (model.mtp_layers * mtp))]
+    halves = sum(_half_square_flops(mixer, seq_len) for mixer in mixers if isinstance(mixer, Attention))
+    count += PASSES_TIMES_MULTIPLY_ADD * halves
+    if rule is FlopsRule.FULL_ATTENTION or not full_recompute:
+        return count
+    head = head_flops_per_token(model) * (1 + model.mtp_layers * mtp)
+    return (count - head) * REPEATED_FORWARD + head

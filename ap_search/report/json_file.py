@@ -1,16 +1,19 @@
-"""Writing the JSON answer to a file: whole or not at all."""
+"""Writing an answer to a file: whole or not at all."""
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ap_search.errors import SpecError
 
 FLAG = "--json"
 
 
-def check_target(target: str) -> None:
-    """Refuse a file that could not be written, before any work is done.
+def check_target(target: str, flag: str = FLAG) -> None:
+    """Refuse a file that could not be written, before any work is done; faults name the flag.
 
     Raises
     ------
@@ -19,14 +22,19 @@ def check_target(target: str) -> None:
     """
     path = Path(target)
     if not target or path.is_dir():
-        raise SpecError(FLAG, f"{target!r} is not a file name", "a file in an existing folder, or - for stdout")
+        raise SpecError(flag, f"{target!r} is not a file name", "a file in an existing folder, or - for stdout")
     if not path.parent.is_dir():
-        raise SpecError(FLAG, f"folder {str(path.parent)!r} does not exist", "a file in an existing folder")
+        raise SpecError(flag, f"folder {str(path.parent)!r} does not exist", "a file in an existing folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SpecError(FLAG, f"{target!r} cannot be written (no permission)", "a file in a folder you may write to")
+        raise SpecError(flag, f"{target!r} cannot be written (no permission)", "a file in a folder you may write to")
 
 
-def write_target(target: str, text: str) -> None:
+def json_text(answer: Mapping[str, Any]) -> str:
+    """Write a JSON object as text that ends with a newline."""
+    return json.dumps(answer, indent=2, allow_nan=False) + "\n"
+
+
+def write_target(target: str, text: str, flag: str = FLAG) -> None:
     """Write a file through a temporary one beside it: readers see the old text or the new, never a part.
 
     Parameters
@@ -34,6 +42,8 @@ def write_target(target: str, text: str) -> None:
     target : str
         Path; a device or a pipe is written straight, since it must not be replaced.
     text : str
+    flag : str
+        Where the name came from, for the error.
 
     Raises
     ------
@@ -49,7 +59,7 @@ def write_target(target: str, text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise SpecError(FLAG, f"{target!r} cannot be written: {error.strerror}") from error
+        raise SpecError(flag, f"{target!r} cannot be written: {error.strerror}") from error
 
 
 def _replace(path: Path, text: str) -> None:

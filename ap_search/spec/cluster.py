@@ -38,7 +38,7 @@ from ap_search.units import (
 
 _MEMORY = ("usable_mib", "hbm_gib", "hbm_gb")
 _FITS = ("gemm", "gemm_fp8", "grouped_gemm", "grouped_gemm_fp8", "attention", "dispatch")
-_NOT_VALUES = ("name", "device", "sources", "assumed", *_MEMORY)
+_NOT_VALUES = ("name", "device", "recognised_by", "sources", "assumed", *_MEMORY)
 # Their defaults say "nothing special here" and change no figure.
 _PLAIN = ("mxfp8", "network_name", "scale_up_size", "network_domain_gbyte_per_s")
 

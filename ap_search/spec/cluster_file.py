@@ -107,6 +107,9 @@ class ClusterFile(_Edge):
 
     name: str = Field(min_length=1, description="What reports call the cluster.")
     device: str = Field(default="", description="The accelerator in words (default: the name).")
+    recognised_by: tuple[str, ...] = Field(
+        default=(), description="Words that records of runs call the device by; h20 does not stand for h200."
+    )
     usable_mib: Positive | None = Field(
         default=None, description="Device memory as its driver reports it, MiB (2^20 bytes)."
     )

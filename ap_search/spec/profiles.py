@@ -15,7 +15,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Microseconds = Annotated[float, Field(ge=0, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
-_NOT_VALUES = ("name", "description", "sources")
+_NOT_VALUES = ("name", "description", "recognised_by", "sources")
 
 
 class ProfileFile(BaseModel):
@@ -25,6 +25,9 @@ class ProfileFile(BaseModel):
 
     name: str = Field(min_length=1, description="What reports call the profile.")
     description: str = Field(default="", description="The trainer and its settings, one sentence.")
+    recognised_by: tuple[str, ...] = Field(
+        default=(), description="Words in the source of a recorded run that mean this trainer; the longest one decides."
+    )
     weight_bytes: Annotated[int, Field(ge=1, le=8, strict=True)] = Field(
         default=2, description="Bytes per parameter of the weights a device keeps (sharded where ZeRO-3 shards them)."
     )

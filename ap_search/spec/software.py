@@ -36,4 +36,5 @@ class Software:
     pp_overlap_ratio: float = 0.0
     ep_overlap_ratio: float = 0.0
     shared_expert_overlap: bool = False
+    recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ def test_models_load_and_name_their_sources(name: str) -> None:
 def test_clusters_load_and_name_their_sources(name: str) -> None:
     """Every value of a cluster preset has its origin; what is assumed is a value of the file."""
     content = _written("clusters", name)
-    assert not _without_source(content, {"name", "device", "sources", "assumed"})
+    assert not _without_source(content, {"name", "device", "recognised_by", "sources", "assumed"})
     assert set(content) <= set(ClusterFile.model_fields)
     machine = load_cluster(name)
     assert machine.name == name
@@ -65,8 +65,8 @@ def test_clusters_load_and_name_their_sources(name: str) -> None:
 def test_profiles_load_and_name_their_sources(name: str) -> None:
     """Every value of a software profile has its origin, and no value is left to a default unseen."""
     content = _written("software", name)
-    assert not _without_source(content, {"name", "description", "sources"})
-    assert set(content) == set(ProfileFile.model_fields)
+    assert not _without_source(content, {"name", "description", "recognised_by", "sources"})
+    assert set(content) | {"recognised_by"} == set(ProfileFile.model_fields)
     assert load_software(name).name == name
 
 

@@ -1,0 +1,1 @@
+"""Recorded runs against their prices: errors, order inside groups, feasibility."""

@@ -1,0 +1,215 @@
+"""Pricing recorded runs: each with its own software, all plans of one job at once."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ap_search.cost.context import CostContext
+from ap_search.cost.rows import RowPrice, price_rows
+from ap_search.errors import SpecError
+from ap_search.fidelity.measured import compare_memory, measured_step_s
+from ap_search.fidelity.records import RowResult, Status
+from ap_search.plan.plan import Plan
+from ap_search.plan.table import PlanTable
+from ap_search.plan.text import names_layout, parse_plan, plan_name
+from ap_search.search.layouts import LayoutMaker
+from ap_search.search.lplb import lplb_min_max
+from ap_search.search.rules import RuleContext, violations
+from ap_search.spec.job import Job
+from ap_search.spec.make_job import make_job
+from ap_search.spec.presets import preset_names
+from ap_search.spec.profiles import load_software
+from ap_search.spec.run import Run, Unusable, UnusableRun
+from ap_search.spec.software import Software
+from ap_search.spec.switches import switched
+
+Progress = Callable[[str, float], None]
+DEFAULT_SOFTWARE = "default"
+_loaded = lru_cache(maxsize=64)(load_software)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ready:
+    """A run that can be priced: its place among the rows, its plan, and what it is priced with."""
+
+    place: int
+    run: Run
+    plan: Plan
+    software: Software
+    job: Job
+    assumed: tuple[str, ...]
+
+
+def software_for(run: Run, forced: str | None = None) -> Software:
+    """Choose the software profile of a run.
+
+    Parameters
+    ----------
+    run : Run
+        Its own profile, its source, what it says of overlap and CUDA graphs.
+    forced : str, optional
+        A profile for every run, taken as it is.
+
+    Returns
+    -------
+    Software
+
+    Notes
+    -----
+    A1. In this order: the forced profile; the run's own; the one with the longest of its `recognised_by` words in the
+    run's source; the default. All but the forced one take over what the run says of its software.
+
+    Raises
+    ------
+    SpecError
+        When a profile is neither a preset nor a file.
+    """
+    if forced is not None:
+        return _loaded(forced)
+    return switched(_loaded(run.software or _recognised(run.label.source)), run.switches)
+
+
+@lru_cache(maxsize=4096)
+def _recognised(source: str) -> str:
+    """Name of the profile whose longest word stands in a source."""
+    text = source.lower()
+    words = [(len(word), name) for name in preset_names("software") for word in _loaded(name).recognised_by]
+    found = [
+        (len(word), name)
+        for name in preset_names("software")
+        for word in _loaded(name).recognised_by
+        if word.lower() in text
+    ]
+    return max(found, default=(0, DEFAULT_SOFTWARE))[1] if words else DEFAULT_SOFTWARE
+
+
+def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progress: Progress) -> tuple[RowResult, ...]:
+    """Price recorded runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run or UnusableRun
+        What the readers gave.
+    software : str, optional
+        A profile for every run; None lets each run choose.
+    progress : callable
+        Told what is being done and which share of it is done, 0..1.
+
+    Returns
+    -------
+    tuple of RowResult
+        In the order of `runs`.
+
+    Notes
+    -----
+    A1. A rule that a plan breaks refuses it, even if it ran: the row then says which.
+    """
+    results: list[RowResult | None] = [None] * len(runs)
+    jobs: dict[object, list[_Ready]] = defaultdict(list)
+    makers: dict[object, LayoutMaker] = {}
+    for place, run in enumerate(runs):
+        progress("reading plans", place / len(runs))
+        made = _unusable(run) if isinstance(run, UnusableRun) else _ready(run, place, software, makers)
+        if isinstance(made, RowResult):
+            results[place] = made
+        else:
+            jobs[_key(made)].append(made)
+    done = len(runs) - sum(len(ready) for ready in jobs.values())
+    for ready in jobs.values():
+        progress("pricing runs", done / len(runs))
+        for one, result in zip(ready, _priced(ready), strict=True):
+            results[one.place] = result
+        done += len(ready)
+    return tuple(result for result in results if result is not None)
+
+
+def _unusable(run: UnusableRun) -> RowResult:
+    """Pass on why a row could not be read."""
+    status = Status.REFUSED if run.why is Unusable.REFUSED else Status.SKIPPED
+    return RowResult(label=run.label, status=status, reason=run.reason)
+
+
+def _ready(run: Run, place: int, forced: str | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
+    """Make job and plan of a run and judge the plan, or say what refuses it."""
+    try:
+        software = software_for(run, forced)
+        job = make_job(
+            machine=run.machine,
+            model=run.model,
+            devices=run.devices,
+            global_batch=run.global_batch,
+            seq_len=run.seq_len,
+            precision=run.precision,
+            load=run.load,
+            capacity_factor=run.capacity_factor,
+        )
+        maker = makers.setdefault((run.model, run.seq_len), LayoutMaker(run.model, run.seq_len))
+        plan = parse_plan(
+            run.plan,
+            devices=run.devices,
+            global_batch=run.global_batch,
+            default_layout=maker.balanced,
+            model=run.model,
+        )
+    except SpecError as error:
+        return _refused(run, "; ".join(str(fault) for fault in error.faults))
+    given = names_layout(run.plan)
+    rules = RuleContext(model=run.model, machine=run.machine, job=job, given_layout=given)
+    broken = violations(rules, plan)
+    if broken:
+        return _refused(run, "; ".join(f"{each.rule_id}: {each.message}" for each in broken))
+    assumed = run.assumed
+    if not given and not plan.layout.even:
+        assumed = (*assumed, f"stage_layers: not stated, balanced by FLOPs: {plan.layout.stage_layers}")
+    return _Ready(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
+
+
+def _refused(run: Run, reason: str) -> RowResult:
+    """Make the row of a run that a rule or a reader refuses."""
+    return RowResult(label=run.label, status=Status.REFUSED, reason=reason, run=run, assumed=run.assumed)
+
+
+def _key(ready: _Ready) -> object:
+    """What runs must share to be priced in one table."""
+    run, job = ready.run, ready.job
+    shape = (job.devices, job.global_batch, job.seq_len, job.precision, job.capacity_factor, run.load)
+    return run.model, run.machine, ready.software, shape
+
+
+def _priced(ready: list[_Ready]) -> list[RowResult]:
+    """Price runs of one job."""
+    first = ready[0]
+    context = CostContext(
+        model=first.run.model,
+        machine=first.run.machine,
+        software=first.software,
+        job=first.job,
+        min_max_load=lplb_min_max,
+    )
+    price = price_rows(context, PlanTable.from_plans([one.plan for one in ready]))
+    return [_result(one, price, row) for row, one in enumerate(ready)]
+
+
+def _result(one: _Ready, price: RowPrice, row: int) -> RowResult:
+    """Set what one run measured beside its price."""
+    run, job = one.run, one.job
+    compared = (
+        compare_memory(reading, price.stage_bytes[row], reserve_bytes=job.reserve_bytes)
+        for reading in run.measured.memory
+    )
+    return RowResult(
+        label=run.label,
+        status=Status.PRICED,
+        run=run,
+        plan=one.plan,
+        plan_name=plan_name(one.plan),
+        software=one.software.name,
+        assumed=one.assumed,
+        measured_step_time_s=measured_step_s(run, one.plan),
+        predicted_step_time_s=float(price.step_s[row]),
+        time=price.breakdown(row),
+        memory=tuple(found for found in compared if found is not None),
+        fullest_bytes=float(price.stage_bytes[row].max()),
+        limit_bytes=job.memory_limit_bytes,
+    )
