@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from ap_search.errors import SpecError
 from ap_search.plan.plan import Dispatcher, Recompute, Sharding
-from ap_search.plan.text import SETTABLE, knob_text
+from ap_search.plan.text import SETTABLE, dispatcher_text, knob_text
 from ap_search.search.rules import RuleContext
 from ap_search.search.rules.sizes import expert_widths, experts, moe_kinds
 from ap_search.search.rules.state import recompute_modules
 from ap_search.spec.blocks import Model
+from ap_search.spec.machine import Machine
 
 MAX_TP = 16
 MAX_CP = 16
@@ -102,7 +103,7 @@ def default_domains(context: RuleContext) -> SearchDomains:
     A5. vpp: 1 2 3 4 5 6 8 10, as far as two stages have the layers. mbs: 1 2 4 8.
     A6. Sharding zero1 zero2 zero3 hsdp; sharding none only where the user names it.
     A7. Dispatchers for MoE: alltoall, allgather, and the deduplicating one made for the scale-up domain: deepep up to 8
-    devices, hybridep beyond. Dense models: alltoall, which is not used.
+    devices, hybridep beyond, if the devices have its kernels. Dense models: alltoall, which is not used.
     A8. Recompute none, full, and up to three selective sets, see `recompute_sets`.
     A9. Schedules 1f1b and, with vpp > 1, interleaved; gpipe, zb_h1 and dualpipe only where the user names them.
     """
@@ -118,7 +119,9 @@ def default_domains(context: RuleContext) -> SearchDomains:
         mbs=MBS_VALUES,
         vpp=tuple(value for value in VPP_VALUES if value == 1 or 2 * value <= layers),
         sharding=tuple(int(value) for value in SHARDING_VALUES),
-        dispatcher=tuple(int(value) for value in (_moe_dispatchers(domain) if moe else (Dispatcher.ALLTOALL,))),
+        dispatcher=tuple(
+            int(value) for value in (_moe_dispatchers(context.machine) if moe else (Dispatcher.ALLTOALL,))
+        ),
         recompute=tuple(int(value) for value in recompute_sets(context)),
     )
 
@@ -131,10 +134,11 @@ def _expert_slices(model: Model, degrees: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
-def _moe_dispatchers(domain: int) -> tuple[Dispatcher, ...]:
-    """List the dispatchers worth a look for a scale-up domain of this many devices."""
-    deduplicating = Dispatcher.DEEPEP if domain <= DEEPEP_DOMAIN else Dispatcher.HYBRIDEP
-    return Dispatcher.ALLTOALL, Dispatcher.ALLGATHER, deduplicating
+def _moe_dispatchers(machine: Machine) -> tuple[Dispatcher, ...]:
+    """List the dispatchers worth a look for a scale-up domain of this size, those that the devices have."""
+    fused = Dispatcher.DEEPEP if machine.devices_per_domain <= DEEPEP_DOMAIN else Dispatcher.HYBRIDEP
+    present = (fused,) if dispatcher_text(fused) in machine.fused_dispatchers else ()
+    return (Dispatcher.ALLTOALL, Dispatcher.ALLGATHER, *present)
 
 
 def recompute_sets(context: RuleContext) -> tuple[Recompute, ...]:

@@ -91,6 +91,7 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         peak_bf16_flops_per_s=tflops_to_flops_per_s(file.bf16_tflops),
         peak_fp8_flops_per_s=tflops_to_flops_per_s(file.fp8_tflops),
         mxfp8=file.mxfp8,
+        fused_dispatchers=file.fused_dispatchers,
         hbm_bytes_per_s=tb_to_bytes_per_s(file.hbm_tb_per_s),
         sm_count=file.sm_count,
         devices_per_domain=file.devices_per_domain,

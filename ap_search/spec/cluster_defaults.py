@@ -33,6 +33,7 @@ REASONS = {
     "network_efficiency_ratio": "an NDR NIC moves 46-48 of 50 GB/s under NCCL (NVIDIA nccl-tests issues 130, 267)",
     "network_alltoall_efficiency_ratio": "an NDR NIC moves 46-48 of 50 GB/s under NCCL (NVIDIA nccl-tests issue 267)",
     "network_domain_gbyte_per_s": "no bound but the members' own NICs",
+    "fused_dispatchers": "a CUDA device: DeepEP and HybridEP run on Ampere and later (Megatron-Bridge)",
     "reserve_gib": "assumption, no training figure is published: what the driver keeps of the reported size 0.5, CUDA "
     "context 0.5, NCCL 0.4 for each of three communicators (aiconfigurator), fragmentation 0.3",
     "gemm": "0.70 of the peak: 7-11 % median error on A100, H100, B200, GB200 without calibration",

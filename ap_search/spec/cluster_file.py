@@ -153,6 +153,10 @@ class ClusterFile(_Edge):
     reserve_gib: NotNegative = Field(
         default=2.5, description="Memory kept free for driver, context, communicators and fragmentation, GiB."
     )
+    fused_dispatchers: tuple[Literal["deepep", "hybridep"], ...] = Field(
+        default=("deepep", "hybridep"),
+        description="Deduplicating dispatchers whose kernels run on the device.",
+    )
     gemm: GemmSection | None = Field(default=None, description="Dense bf16 GEMM.")
     gemm_fp8: GemmSection | None = Field(default=None, description="Dense fp8 GEMM, casts included.")
     grouped_gemm: GroupedGemmSection | None = Field(default=None, description="Experts' bf16 GEMMs.")

@@ -113,7 +113,8 @@ class Machine:
     fp8 peak. `devices_per_domain` is how many devices of a scale-up domain a job takes (64 of an NVL72 rack, usually):
     ranks fill domains in that number. `assumed` names the keys that were filled by a default, `sources` the origin of
     each key, `provenance` says per fit `calibrated` (fitted on measurements of this device), `derived` (another
-    device's constants, or a measured plateau, carried over) or `default`.
+    device's constants, or a measured plateau, carried over) or `default`. `fused_dispatchers` names the deduplicating
+    dispatchers whose kernels run on the device.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Machine:
     collectives: tuple[CollectiveFit, ...]
     reserve_bytes: int
     mxfp8: bool = False
+    fused_dispatchers: tuple[str, ...] = ("deepep", "hybridep")
     assumed: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()

@@ -14,7 +14,7 @@ from ap_search.search.rules.columns import vary
 from ap_search.search.rules.state import DEEPEP_GROUP_SIZES
 from ap_search.spec.blocks import LinearMixer
 from ap_search.spec.job import PlacementPolicy, Precision
-from tests.search_cases import Target, context, deepseek_v3, dense_model, gqa, moe_model, plan
+from tests.search_cases import Target, context, deepseek_v3, dense_model, gqa, machine, moe_model, plan
 
 RULE = {rule.id: rule for rule in RULES}
 MOE, DENSE, V3 = moe_model(), dense_model(), deepseek_v3()
@@ -82,6 +82,13 @@ BROKEN = [
     ("deepspeed_sharding_tensor", context(MOE, 8, **DEEPSPEED), {"tp": 2, "sharding": Sharding.ZERO3}, 2, 1),
     ("dispatcher_needs_group", context(MOE, 8), {"dispatcher": Dispatcher.DEEPEP}, 2, 1),
     ("deepep_group_size", context(V3, 256), {"ep": 256, "dispatcher": Dispatcher.DEEPEP}, 256, 160),
+    (
+        "dispatcher_kernels",
+        replace(context(MOE, 8), machine=replace(machine(), fused_dispatchers=("hybridep",))),
+        {"ep": 8, "dispatcher": Dispatcher.DEEPEP},
+        1,
+        0,
+    ),
     ("deepep_node", context(V3, 64, devices_per_domain=4), {"ep": 16, "dispatcher": Dispatcher.DEEPEP}, 4, 8),
     (
         "one_dispatcher_of_one",

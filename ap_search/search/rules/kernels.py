@@ -8,7 +8,7 @@ import numpy as np
 from ap_search.plan.mesh import plan_placement
 from ap_search.plan.plan import Dispatcher, Plan, Schedule
 from ap_search.plan.table import IntArray, PlanTable
-from ap_search.plan.text import recompute_text
+from ap_search.plan.text import dispatcher_text, recompute_text
 from ap_search.result import Lever
 from ap_search.search.rules.base import Broken, MeshPoster, Rule, RuleContext, not_multiple, unless, worst
 from ap_search.search.rules.sizes import Sliced, context_parallel_faults, moe_kinds, product_widths
@@ -16,6 +16,7 @@ from ap_search.spec.job import Precision
 
 _TE = "TransformerEngine transformer_engine/pytorch"
 DEEPEP_NODE = 8
+FUSED = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 WIDTH_UNITS = {Precision.FP8: 16, Precision.MXFP8: 32}
 
 
@@ -77,6 +78,16 @@ def _widths_post(context: RuleContext, poster: MeshPoster) -> None:
             poster.keep("tp", lambda degree: False)
         elif axis:
             poster.divide((axis,), size // unit)
+
+
+def _kernels_margin(context: RuleContext, table: PlanTable) -> IntArray:
+    missing = [value for value in FUSED if dispatcher_text(value) not in context.machine.fused_dispatchers]
+    return unless(~np.isin(table.dispatcher, missing), table)
+
+
+def _kernels_describe(context: RuleContext, plan: Plan) -> Broken:
+    text = f"{dispatcher_text(plan.dispatcher)} has no kernels for {context.machine.device}"
+    return Broken(text=text, demand=1, bound=0, unit="dispatchers")
 
 
 def _together(context: RuleContext, table: PlanTable) -> tuple[IntArray, IntArray]:
@@ -153,6 +164,16 @@ KERNEL_MESH_RULES: tuple[Rule, ...] = (
 )
 
 KERNEL_DISPATCHER_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="dispatcher_kernels",
+        sentence="deepep and hybridep run on devices that have their kernels: the cluster's `fused_dispatchers`",
+        source="NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/flex_dispatcher_backend.py;"
+        " deepseek-ai/DeepEP README (requirements)",
+        reads=("dispatcher",),
+        margin=_kernels_margin,
+        describe=_kernels_describe,
+        levers=("dispatcher",),
+    ),
     Rule(
         id="deepep_node",
         sentence="deepep counts 8 devices to a node: a larger group lies 8 to a scale-up domain, a smaller one in one",
