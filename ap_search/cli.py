@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ap_search.cli_flags import (
@@ -27,6 +28,7 @@ from ap_search.errors import Fault, SpecError
 from ap_search.version import __version__
 
 if TYPE_CHECKING:
+    from ap_search.fidelity.records import ValidationResult
     from ap_search.result import SearchResult
 
 # The machinery of an answer (numpy, pydantic, the solver) is imported inside the actions: --help waits for none of it.
@@ -37,6 +39,7 @@ FOUND, NOTHING_FEASIBLE, BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, READER_LEFT = 0
 MAX_WIDTH = 120
 MIN_WIDTH = 80
 NOT_ARGUMENTS = ("command", "help", "version", "template", "summary")
+FILE_FLAGS = ("plot", "markdown", "json")
 # Flags of `validate` that choose recorded runs, and those that describe the run of a log.
 RUN_CHOICES = ("quality", "hardware", "group", "only", "source")
 LOG_FACTS = ("model", "devices", "plan", "cluster", "global_batch", "seq_len", "precision")
@@ -172,28 +175,39 @@ def _validate(flags: argparse.Namespace, faults: list[Fault]) -> int:
 
         _emit(TEMPLATE)
         return FOUND
-    asked, page, target = _validate_arguments(flags, faults)
+    asked = _validate_arguments(flags, faults)
     from ap_search import api
-    from ap_search.report.json_file import json_text, write_target
-    from ap_search.report.plot import plot_page
+    from ap_search.report.json_file import json_text
     from ap_search.report.progress import shown_progress
     from ap_search.report.validation import render_validation
 
     with shown_progress() as progress:
         result = api.validate_log(**asked) if "log" in asked else api.validate(**asked, progress=progress)
-    if page is not None:
-        write_target(page, plot_page(result), "--plot")
-    if target is not None and target != "-":
-        write_target(target, json_text(result.to_json()))
+    _write_validation(flags, result)
     rows = not flags.summary
-    _emit(json_text(result.to_json()) if target == "-" else render_validation(result, **_screen(), rows=rows))
+    _emit(json_text(result.to_json()) if flags.json == "-" else render_validation(result, **_screen(), rows=rows))
     return FOUND if result.summary.priced else NOTHING_FEASIBLE
 
 
-def _validate_arguments(
-    flags: argparse.Namespace, faults: list[Fault]
-) -> tuple[dict[str, Any], str | None, str | None]:
-    """Turn flags into the arguments of `validate` or `validate_log`, and where to write the plot and the JSON."""
+def _write_validation(flags: argparse.Namespace, result: "ValidationResult") -> None:
+    """Write the files that were asked for: plot, tables, JSON."""
+    from ap_search.report.json_file import json_text, write_target
+    from ap_search.report.plot import plot_page
+    from ap_search.report.validation_markdown import markdown_tables
+
+    if flags.plot is not None:
+        write_target(flags.plot, plot_page(result), "--plot")
+    if flags.markdown is not None:
+        chosen = [f"--{name} {getattr(flags, name)}" for name in (*RUN_CHOICES, "software") if getattr(flags, name)]
+        command = " ".join(["ap-search validate", *flags.runs, *chosen])
+        tables = markdown_tables(result, date=date.today().isoformat(), command=command)
+        write_target(flags.markdown, tables, "--markdown")
+    if flags.json not in (None, "-"):
+        write_target(flags.json, json_text(result.to_json()))
+
+
+def _validate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
+    """Turn flags into the arguments of `validate`, or of `validate_log` where a log is given."""
     given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
     log, runs = given.pop("megatron_log"), given.pop("runs")
     alien, why = (RUN_CHOICES, "has no effect on a log") if log else (LOG_FACTS, "belongs to --megatron-log")
@@ -202,9 +216,8 @@ def _validate_arguments(
         found.append(Fault(path=runs[0], reason="files of runs and --megatron-log exclude each other"))
     found += _missing_faults(given, "") if log else []
     read = _read_all(given, found)
-    page, target = read.pop("plot"), read.pop("json")
-    asked = {name: value for name, value in read.items() if value is not None and name not in alien}
-    return asked | ({"log": log} if log else {"files": runs}), page, target
+    asked = {name: value for name, value in read.items() if value is not None and name not in (*alien, *FILE_FLAGS)}
+    return asked | ({"log": log} if log else {"files": runs})
 
 
 def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
@@ -265,7 +278,7 @@ def _read(name: str, value: Any) -> Any:
     """Read one flag's text as the value that it stands for."""
     if value is None:
         return None
-    if name == "plot" or (name == "json" and value != "-"):
+    if name in FILE_FLAGS and (name, value) != ("json", "-"):
         from ap_search.report.json_file import check_target
 
         check_target(value, _flag(name))

@@ -54,6 +54,7 @@ RUN_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--software", "S", None, "one profile for all runs (each run's own, else the one that its source means)"),
     ("--summary", "", None, "leave out the list of runs"),
     ("--plot", "PATH", None, "write measured against predicted as one HTML page"),
+    ("--markdown", "PATH", None, "write the tables as Markdown, dated"),
     ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
     ("--template", "", None, "print an empty file of runs with comments, and end"),
     ("--megatron-log", "FILE", None, "compare with the log of one run, described by the flags below"),

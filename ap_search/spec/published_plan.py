@@ -167,8 +167,8 @@ def _layout(row: PublishedRun, num_layers: int, vpp: int, assumed: list[str]) ->
         each, rest = divmod(num_layers + first + last, stages)
         if rest == 0:
             assumed.append(f"stage_layers: not stated, {what} counted as layers")
-            counts = [each - first, *[each] * (stages - 2), each - last]
-            return "+".join(str(count) for count in counts)
+            between = [f"{each}x{stages - 2}"] if stages > 2 else []
+            return "+".join([str(each - first), *between, str(each - last)])
     return ""
 
 

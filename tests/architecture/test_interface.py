@@ -57,7 +57,7 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_commands_are_the_documented_ones() -> None:
     """Every command has its line in the guide."""
     first = GUIDE.split("## Flags")[0]
-    documented = set(re.findall(r"\b(estimate|[a-z]+(?= \||  +list| +list))\b", first))
+    documented = set(re.findall(r"\b(estimate|validate|[a-z]+(?= \||  +list| +list))\b", first))
     assert set(filter(None, cli.ACTIONS)) == documented
 
 
