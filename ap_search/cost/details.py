@@ -10,7 +10,7 @@ from ap_search.cost.flops import model_flops_per_token
 from ap_search.cost.group import PlanGroup, plan_group
 from ap_search.cost.parts import Wire
 from ap_search.cost.prepared import prepare
-from ap_search.cost.rows import as_breakdown, exposed_parts
+from ap_search.cost.rows import as_breakdown, exposed_parts_s
 from ap_search.cost.stage_memory import Moment, StageBytes, stage_bytes
 from ap_search.cost.stages import StageRun, stage_runs
 from ap_search.cost.state import ParamBytes
@@ -88,7 +88,7 @@ def price_plan(
         model_flops_per_s_per_device=rate,
         mfu_ratio=rate / peak,
         memory=memory,
-        time=as_breakdown(exposed_parts(group, runs, timed)[:, 0]),
+        time=as_breakdown(exposed_parts_s(group, runs, timed)[:, 0]),
         hidden=_hidden(group, runs, timed),
         traffic=_traffic(group, runs, timed),
         critical_stage=runs[int(timed.span.critical[0])].stage,

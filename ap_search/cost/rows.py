@@ -43,7 +43,17 @@ class RowPrice:
 
 
 def as_breakdown(parts_s: FloatArray) -> TimeBreakdown:
-    """Name the seconds of each part, shape (parts,)."""
+    """Name the seconds of each part.
+
+    Parameters
+    ----------
+    parts_s : FloatArray
+        In the order of `TimeBreakdown`, shape (parts,).
+
+    Returns
+    -------
+    TimeBreakdown
+    """
     return TimeBreakdown(**dict(zip(PARTS, parts_s.tolist(), strict=True)))
 
 
@@ -73,13 +83,13 @@ def price_rows(context: CostContext, table: PlanTable) -> RowPrice:
         runs = stage_runs(group.context.model, group.layout, schedule=group.schedule, every=True)
         sizes = np.stack([stage_bytes(group, run).total for run in runs], axis=1)
         timed = group_time(group, runs)
-        step[rows], parts[:, rows] = timed.step_s, exposed_parts(group, runs, timed)
+        step[rows], parts[:, rows] = timed.step_s, exposed_parts_s(group, runs, timed)
         for row, size in zip(rows, sizes, strict=True):
             stages[row] = size
     return RowPrice(step_s=step, parts_s=parts, stage_bytes=tuple(stages))
 
 
-def exposed_parts(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> FloatArray:
+def exposed_parts_s(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> FloatArray:
     """Exposed seconds of each part of a step on its critical stage, shape (parts, plans), as `TimeBreakdown` has them.
 
     Parameters
