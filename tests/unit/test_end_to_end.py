@@ -139,7 +139,7 @@ SETS: dict[str, list[Any]] = {
     "etp": [1, 2],
     "mbs": [1, 2, 3],
     "sharding": ["none", "zero1", "zero2", "zero3", "hsdp"],
-    "recompute": ["none", "full", "selective:moe_act", "selective:moe+mlp"],
+    "recompute": ["none", "full", "selective:moe_act", "selective:mlp+moe"],
     "dispatcher": ["allgather", "alltoall", "deepep", "hybridep"],
     "schedule": ["1f1b", "interleaved", "gpipe", "zb_h1", "dualpipe"],
 }
