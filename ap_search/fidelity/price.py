@@ -41,14 +41,14 @@ class _Ready:
     assumed: tuple[str, ...]
 
 
-def software_for(run: Run, forced: str | None = None) -> Software:
+def software_for(run: Run, forced: Software | None = None) -> Software:
     """Choose the software profile of a run.
 
     Parameters
     ----------
     run : Run
         Its own profile, its source, what it says of overlap and CUDA graphs.
-    forced : str, optional
+    forced : Software, optional
         A profile for every run, taken as it is.
 
     Returns
@@ -66,22 +66,17 @@ def software_for(run: Run, forced: str | None = None) -> Software:
         When a profile is neither a preset nor a file.
     """
     if forced is not None:
-        return _loaded(forced)
+        return forced
     return switched(_loaded(run.software or _recognised(run.label.source)), run.switches)
 
 
 @lru_cache(maxsize=4096)
 def _recognised(source: str) -> str:
     """Name of the profile whose longest word stands in a source."""
-    text = source.lower()
-    words = [(len(word), name) for name in preset_names("software") for word in _loaded(name).recognised_by]
-    found = [
-        (len(word), name)
-        for name in preset_names("software")
-        for word in _loaded(name).recognised_by
-        if word.lower() in text
-    ]
-    return max(found, default=(0, DEFAULT_SOFTWARE))[1] if words else DEFAULT_SOFTWARE
+    profiles = [_loaded(name) for name in preset_names("software")]
+    words = [(len(word), word.lower(), profile.name) for profile in profiles for word in profile.recognised_by]
+    found = [(size, name) for size, word, name in words if word in source.lower()]
+    return max(found, default=(0, DEFAULT_SOFTWARE))[1]
 
 
 def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progress: Progress) -> tuple[RowResult, ...]:
@@ -105,12 +100,13 @@ def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progr
     -----
     A1. A rule that a plan breaks refuses it, even if it ran: the row then says which.
     """
+    forced = None if software is None else _loaded(software)
     results: list[RowResult | None] = [None] * len(runs)
     jobs: dict[object, list[_Ready]] = defaultdict(list)
     makers: dict[object, LayoutMaker] = {}
     for place, run in enumerate(runs):
         progress("reading plans", place / len(runs))
-        made = _unusable(run) if isinstance(run, UnusableRun) else _ready(run, place, software, makers)
+        made = _unusable(run) if isinstance(run, UnusableRun) else _ready(run, place, forced, makers)
         if isinstance(made, RowResult):
             results[place] = made
         else:
@@ -130,7 +126,7 @@ def _unusable(run: UnusableRun) -> RowResult:
     return RowResult(label=run.label, status=status, reason=run.reason)
 
 
-def _ready(run: Run, place: int, forced: str | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
+def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
     """Make job and plan of a run and judge the plan, or say what refuses it."""
     try:
         software = software_for(run, forced)

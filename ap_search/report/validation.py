@@ -25,12 +25,13 @@ def render_validation(result: ValidationResult, *, width: int, styled: bool, row
     styled : bool
         Whether to write terminal colours.
     rows : bool
-        Whether to list every run before the tables.
+        Whether to list every priced run before the tables.
     """
     width = min(width, MAX_WIDTH)
     lines: list[Text] = []
     if rows:
-        lines += [*_section("runs", _row_lines(result.rows)), *_unpriced(result.rows, width)]
+        lines += _section("runs", _row_lines(result.rows))
+    lines += _unpriced(result.rows, width)
     for title, parts in (
         ("by source", result.sources),
         ("by hardware", result.hardware),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ap_search.spec.run import CudaGraphs, FlopsRule, MemoryKind, MemoryStage
 
@@ -34,8 +34,8 @@ class MeasuredFile(_Edge):
 class MemoryFile(_Edge):
     """One peak of device memory."""
 
-    peak_gib: Positive | Annotated[tuple[NotNegative, ...], Field(min_length=1)] = Field(
-        description="GiB; a list has one entry per pipeline stage, 0 where it is not known."
+    peak_gib: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = Field(
+        description="GiB; a number, or one per pipeline stage, 0 where it is not known."
     )
     kind: MemoryKind = Field(
         default=MemoryKind.ALLOCATED,
@@ -45,10 +45,18 @@ class MemoryFile(_Edge):
         default=MemoryStage.MAX, description="Which stage: max over all, first, last, ends (first or last), list."
     )
 
+    @field_validator("peak_gib", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        """Take one number for a list of it."""
+        return given if isinstance(given, list | tuple) else [given]
+
     @model_validator(mode="after")
     def _check(self) -> "MemoryFile":
-        if isinstance(self.peak_gib, tuple) != (self.stage is MemoryStage.LIST):
-            raise ValueError("peak_gib is a list exactly where stage is list")
+        if len(self.peak_gib) > 1 and self.stage is not MemoryStage.LIST:
+            raise ValueError("peak_gib is a list of stages, so stage must be list")
+        if not any(self.peak_gib):
+            raise ValueError("peak_gib is 0")
         return self
 
 
@@ -89,12 +97,18 @@ class RunFile(_Edge):
         default=None, description="What CUDA graphs captured: none, attention, moe, layer (both), full (an iteration)."
     )
     measured: MeasuredFile = Field(default=MeasuredFile(), description="How fast it was.")
-    memory: MemoryFile | tuple[MemoryFile, ...] = Field(
-        default=(), description="Peaks of device memory; the first stands for the run."
+    memory: tuple[MemoryFile, ...] = Field(
+        default=(), description="A peak of device memory, or several; the first stands for the run."
     )
     oom: bool = Field(default=False, description="Whether the run ended for want of memory.")
     failed: bool = Field(default=False, description="Whether it ended and nobody knows why.")
     assumed: tuple[str, ...] = Field(default=(), description="What you assumed, one `field: what` a line.")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        """Take one peak for a list of it."""
+        return [given] if isinstance(given, dict) else given
 
 
 class RunsFile(_Edge):

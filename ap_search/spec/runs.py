@@ -155,8 +155,8 @@ def _own_run(file: RunFile, place: _Place) -> Run:
         seq_len=file.seq_len,
         precision=file.precision,
         capacity_factor=file.capacity_factor,
-        load=file.load,
-        software=file.software,
+        load=_beside(file.load, place.path),
+        software=_beside(file.software, place.path),
         switches=Switches(
             **{f"{name}_overlap": said for name, said in file.overlap.model_dump().items()},
             cuda_graphs=file.cuda_graphs,
@@ -197,7 +197,6 @@ def _beside(name: str, path: Path) -> str:
 def _measured(file: RunFile) -> Measured:
     """Convert what was measured to SI units."""
     said: MeasuredFile = file.measured
-    peaks = (file.memory,) if isinstance(file.memory, MemoryFile) else file.memory
     return Measured(
         step_time_s=said.step_time_s,
         tokens_per_s_per_device=said.tokens_per_s_per_device,
@@ -207,7 +206,7 @@ def _measured(file: RunFile) -> Measured:
         mfu_ratio=said.mfu_ratio,
         flops_rule=said.flops_rule,
         flops_mtp=said.flops_mtp,
-        memory=tuple(_reading(peak) for peak in peaks),
+        memory=tuple(_reading(peak) for peak in file.memory),
         oom=file.oom,
         failed=file.failed,
     )
@@ -215,8 +214,6 @@ def _measured(file: RunFile) -> Measured:
 
 def _reading(peak: MemoryFile) -> MemoryReading:
     """Convert one peak to bytes."""
-    stages = tuple(gib_to_bytes(size) for size in peak.peak_gib) if isinstance(peak.peak_gib, tuple) else ()
-    largest = max(stages) if stages else gib_to_bytes(peak.peak_gib)  # type: ignore[arg-type]
-    return MemoryReading(
-        kind=peak.kind, stage=peak.stage if not stages else MemoryStage.LIST, peak_bytes=largest, stage_bytes=stages
-    )
+    peaks = tuple(gib_to_bytes(size) for size in peak.peak_gib)
+    listed = peaks if peak.stage is MemoryStage.LIST else ()
+    return MemoryReading(kind=peak.kind, stage=peak.stage, peak_bytes=max(peaks), stage_bytes=listed)

@@ -1,0 +1,48 @@
+"""Rewrite the committed errors and the tables of docs/fidelity.md: `python -m tests.regression.update_fidelity`.
+
+Files of runs that are named besides, `update_fidelity more-runs.jsonl`, get tables of their own on the page.
+"""
+
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from ap_search import validate
+from ap_search.report.validation_markdown import markdown_tables
+from tests.regression.fidelity import FILE, changes, recorded, snapshot, written
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "fidelity.md"
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+
+
+def main(files: Sequence[str]) -> int:
+    """Validate, say what changed, rewrite."""
+    own = validate()
+    now = snapshot(own)
+    found = list(changes(recorded(), now))
+    for worse, line in found:
+        print(f"{'worse' if worse else 'better'}  {line}")
+    FILE.write_text(written(now), encoding="utf-8")
+    today = date.today().isoformat()
+    parts = ["### The sets that ship\n\n" + markdown_tables(own, date=today, command="ap-search validate")]
+    for name in files:
+        result = validate([name], quality="A,B")
+        command = f"ap-search validate {Path(name).name} --quality A,B"
+        parts.append(f"### {Path(name).name}\n\n{markdown_tables(result, date=today, command=command)}")
+    _rewrite_page("\n".join(parts))
+    if any(worse for worse, _ in found):
+        print("Say in docs/changelog.md what got worse, and why that is right.")
+    return 0
+
+
+def _rewrite_page(tables: str) -> None:
+    """Put the tables between their marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{tables}{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
