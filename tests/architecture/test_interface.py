@@ -44,6 +44,16 @@ def test_estimate_takes_the_same_flags_and_a_plan() -> None:
     assert "ap-search estimate --model M --devices N --plan P" in GUIDE
 
 
+def test_flags_of_validate_are_the_documented_ones() -> None:
+    """Same flags, same placeholders, in the section on recorded runs."""
+    section = re.search(r"^## Recorded runs: validate\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
+    assert section
+    cells = [row.split(" | ")[0] for row in re.findall(r"^\| (`--.*) \|$", section[1], re.MULTILINE)]
+    documented = [found for cell in cells for found in re.findall(r"`(--[a-z-]+)(?: ([^`]+))?`", cell)]
+    written = {flag: placeholder or None for flag, placeholder in documented}
+    assert {flag: action.metavar for flag, action in _actions("validate").items()} == written
+
+
 def test_defaults_are_the_documented_ones() -> None:
     """A default that the parser has stands in the table's last column."""
     for flag, (_, said) in _documented().items():
@@ -71,6 +81,15 @@ def test_arguments_of_the_functions_are_the_flags(function: object, command: str
     flags -= {"top"} if command == "estimate" else set()
     assert set(parameters) - more == flags
     assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
+
+
+def test_arguments_of_validate_are_its_flags() -> None:
+    """Either the flags that choose runs, or those that describe the run of a log."""
+    for function, names in ((api.validate, cli.RUN_CHOICES), (api.validate_log, cli.LOG_FACTS)):
+        first, *others = inspect.signature(function).parameters
+        assert first in ("files", "log")
+        assert set(others) - {"progress"} == {*names, "software"}
+    assert {"runs", *cli.NOT_ARGUMENTS, *cli.FILE_FLAGS, "megatron_log", "software"}.isdisjoint(cli.RUN_CHOICES)
 
 
 def test_axes_and_knobs_are_the_documented_ones() -> None:
