@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ap_search.cost.dispatch import DispatchShape, dispatch_state_bytes, dispatch_transient_bytes
+from ap_search.cost.dispatch import DispatchShape
+from ap_search.cost.dispatch_memory import dispatch_state_bytes, dispatch_transient_bytes
 from ap_search.cost.shapes import Shapes
 from ap_search.plan.plan import Recompute
 from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LayerKind, LinearMixer, MoeFfn, QkNorm
@@ -152,7 +153,7 @@ def _moe_memory(
     """Saved, removed and transient bytes of a MoE feed-forward with its norm, router, experts and shared experts."""
     first, second = ffn_inner_elements(moe.expert_width, gated=moe.gated)
     travelling = moe.latent_width or hidden
-    rows = shape.rows
+    rows = shape.aligned_rows
     act = rows * BF16_BYTES * second / shapes.etp
     copies = rows * (BF16_BYTES * (travelling + first / shapes.etp) + FP32_BYTES) + act
     router = shapes.local_tokens * moe.num_experts * 2 * FP32_BYTES

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ap_search.cost.activations import BlockMemory, embedding_memory, head_memory, layer_memory, mtp_memory
+from ap_search.cost.capacity import kept_load, kept_ratio
 from ap_search.cost.context import CostContext
 from ap_search.cost.dispatch import DispatchShape
 from ap_search.cost.ffn import block_ffn_time
@@ -108,7 +109,7 @@ def groups_loads(context: CostContext, shapes: Shapes) -> RankLoads:
     Source: docs/cost-model/imbalance.md.
     """
     return rank_loads(
-        context.job,
+        replace(context.job, load=kept_load(context.job, context.model.moe)),
         context.model.moe,
         ep=shapes.ep,
         domains=np.asarray(shapes.ep_place.domains),
@@ -209,7 +210,7 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
                 kind.ffn,
                 shapes,
                 load_ratio=ratio,
-                kept_ratio=np.ones(len(table)),
+                kept_ratio=kept_ratio(context.job, kind.ffn, row=row, tokens=shapes.local_tokens),
                 sent_ratio=loads.sent_ratio[row],
             )
         times.append(layer_time(context, kind, shapes, shape=shape))

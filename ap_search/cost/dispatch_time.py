@@ -2,25 +2,21 @@
 
 import numpy as np
 
-from ap_search.cost.collective import collective_time_s
-from ap_search.cost.dispatch import DispatchShape, by_dispatcher
-from ap_search.plan.plan import Dispatcher
+from ap_search.cost.collective import CollectiveLine, collective_line, collective_time_s
+from ap_search.cost.dispatch import (
+    COUNT_BYTES,
+    DispatchShape,
+    by_dispatcher,
+    deepep_token_bytes,
+    hybridep_token_bytes,
+    network_bytes,
+)
 from ap_search.spec.machine import Collective, Machine
-from ap_search.units import BF16_BYTES, Quantity
+from ap_search.units import BF16_BYTES, FP32_BYTES, Quantity
 
 
-def _fused_time_s(machine: Machine, shape: DispatchShape, latency_s: float) -> Quantity:
-    """Time of a deduplicating kernel: the slower of scale-up receive and network send, plus a latency."""
-    fit = machine.dispatch
-    payload = shape.tokens * shape.hidden * BF16_BYTES * shape.exchange_ratio
-    inside = payload * shape.distinct_ranks() / fit.scale_up_bytes_per_s
-    domains = np.maximum(shape.group_domains, 1)
-    across = payload * shape.distinct_domains() * (domains - 1.0) / domains / fit.network_bytes_per_s
-    return np.maximum(inside, across) + latency_s
-
-
-def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
-    """Communication time of one forward dispatch pass on the worst rank, seconds (permutation not included).
+def dispatch_time_s(machine: Machine, shape: DispatchShape, *, backward: bool = False) -> Quantity:
+    """Communication time of one dispatch pass, or of its backward, on the worst rank, seconds (permutation left out).
 
     Parameters
     ----------
@@ -28,51 +24,40 @@ def dispatch_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
         Collective constants for allgather and alltoall; dispatch constants for deepep and hybridep.
     shape : DispatchShape
         As for `dispatch_sent_bytes`.
+    backward : bool
+        Dispatch's backward is a combine with gradients of probabilities.
 
     Returns
     -------
     Quantity
-        0 where ep x etp = 1.
+        0 where ep x etp = 1. Collectives one after the other: allgather hidden, map and probabilities; alltoall counts,
+        hidden and probabilities. deepep and hybridep: the slowest of what a rank takes in, of its links inside the
+        domain, and of its network, plus a latency.
 
     Notes
     -----
     A1. The pass ends when the rank that receives the most has received it and the one that sends the most has sent it:
         `exchange_ratio` times the mean.
     A2. A group beyond one scale-up domain pays the network for what leaves it.
+    A3. The rate at which a rank takes tokens in counts its own ones, as DeepEP's published bandwidths do; each pair of
+        devices of a full mesh has one link.
+    A4. HybridEP runs at DeepEP's constants; the gather of its routing map is a collective before it.
 
-    Source: `collective_time_s`; two-resource maximum fitted on DeepEP's published normal kernels.
+    Source: `collective_time_s`; two-resource maximum fitted on DeepEP's published normal kernels,
+    docs/cost-model/dispatch.md.
     """
-    token_bytes = shape.hidden * BF16_BYTES
-    gathered = collective_time_s(
-        machine,
-        Collective.ALL_GATHER,
-        size_bytes=shape.group * shape.tokens * (token_bytes + shape.routing_bytes),
-        ranks=shape.group,
-        ranks_per_domain=shape.group_per_domain,
-        domains=shape.group_domains,
-    )
-    copies_bytes = shape.copies * (token_bytes + shape.router_bytes)
-    exchanged = _exchange_s(machine, shape, copies_bytes * shape.exchange_ratio) + collective_time_s(
-        machine,
-        Collective.ALL_GATHER,
-        size_bytes=shape.etp * copies_bytes * shape.load_ratio,
-        ranks=shape.etp,
-        ranks_per_domain=shape.etp_per_domain,
-        domains=shape.etp_domains,
-    )
-    fused = _fused_time_s(machine, shape, machine.dispatch.dispatch_latency_s)
-    return np.where(
-        shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, allgather=gathered, alltoall=exchanged, fused=fused)
-    )
+    return _homeward_s(machine, shape, forward=False) if backward else _outward_s(machine, shape, forward=True)
 
 
-def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
-    """Communication time of one forward combine pass on the worst rank, seconds (permutation not included).
+def combine_time_s(machine: Machine, shape: DispatchShape, *, backward: bool = False) -> Quantity:
+    """Communication time of one combine pass, or of its backward, on the worst rank, seconds (permutation left out).
 
     Parameters
     ----------
     machine, shape
         As for `dispatch_time_s`.
+    backward : bool
+        Combine's backward is a dispatch whose layout is known.
 
     Returns
     -------
@@ -81,56 +66,43 @@ def combine_time_s(machine: Machine, shape: DispatchShape) -> Quantity:
 
     Notes
     -----
-    A1. As A1 and A2 of `dispatch_time_s`.
-    A2. Reduce-scatters run in the router's type.
+    A1. As A1 to A4 of `dispatch_time_s`.
+    A2. Reduce-scatters, and the gathers that are their backward, run in the router's type.
 
     Source: as `dispatch_time_s`.
     """
-    token_bytes = shape.hidden * BF16_BYTES
-    reduced = shape.hidden * shape.router_bytes
-    scattered = collective_time_s(
-        machine,
-        Collective.REDUCE_SCATTER,
-        size_bytes=shape.group * shape.tokens * reduced,
-        ranks=shape.group,
-        ranks_per_domain=shape.group_per_domain,
-        domains=shape.group_domains,
-    )
-    exchanged = _exchange_s(machine, shape, shape.copies * token_bytes * shape.exchange_ratio) + collective_time_s(
-        machine,
-        Collective.REDUCE_SCATTER,
-        size_bytes=shape.etp * shape.copies * shape.load_ratio * reduced,
-        ranks=shape.etp,
-        ranks_per_domain=shape.etp_per_domain,
-        domains=shape.etp_domains,
-    )
-    fused = _fused_time_s(machine, shape, machine.dispatch.combine_latency_s)
-    return np.where(
-        shape.group <= 1, 0.0, by_dispatcher(shape.dispatcher, allgather=scattered, alltoall=exchanged, fused=fused)
-    )
+    return _outward_s(machine, shape, forward=False) if backward else _homeward_s(machine, shape, forward=True)
 
 
-def _exchange_s(machine: Machine, shape: DispatchShape, size_bytes: Quantity) -> Quantity:
-    """Time of the all-to-all over the expert-parallel group."""
-    return collective_time_s(
-        machine,
-        Collective.ALL_TO_ALL,
-        size_bytes=size_bytes,
-        ranks=shape.ep,
-        ranks_per_domain=shape.ep_per_domain,
-        domains=shape.ep_domains,
-    )
+def free_sm_ratio(machine: Machine) -> float:
+    """Share of the multiprocessors that dispatch kernels leave to compute that runs beside them, 0..1.
+
+    Parameters
+    ----------
+    machine : Machine
+        Multiprocessors of the device, and those that the kernels occupy.
+
+    Returns
+    -------
+    float
+        `1 - sms/sm_count`: 0.85 for 20 of 132.
+
+    Notes
+    -----
+    A1. NCCL's all-to-all takes as many as DeepEP.
+
+    Source: Megatron-LM d98e8a64 `token_dispatcher.py` (20 SMs by default); deepseek-ai/DeepEP README.
+    """
+    return 1.0 - machine.dispatch.sms / machine.sm_count
 
 
-def permute_bytes(shape: DispatchShape, local_experts: Quantity) -> Quantity:
+def permute_bytes(shape: DispatchShape) -> Quantity:
     """Bytes read and written on this device by permuting tokens for one pass (or unpermuting them).
 
     Parameters
     ----------
     shape : DispatchShape
-        Copies and rows.
-    local_experts : Quantity
-        Experts of this rank: with one there is nothing to sort after arrival.
+        Copies, rows, local experts: with one there is nothing to sort after arrival.
 
     Returns
     -------
@@ -140,17 +112,114 @@ def permute_bytes(shape: DispatchShape, local_experts: Quantity) -> Quantity:
 
     Notes
     -----
-    A1. Unpermuting moves the same bytes the other way.
+    A1. Unpermuting moves the same bytes the other way, and so does the backward of either.
 
-    Source: Megatron-LM `moe_utils.py` permute/unpermute; HybridEP fuses both into its kernels.
+    Source: Megatron-LM d98e8a64 `moe_utils.py` permute/unpermute; HybridEP fuses both into its kernels.
     """
     width = shape.hidden * BF16_BYTES
-    sort = np.where(local_experts > 1, 2.0 * shape.rows, 0.0)
+    sort = np.where(np.greater(shape.local_experts, 1), 2.0 * shape.rows, 0.0)
     alltoall = (shape.tokens + shape.copies + sort) * width
     allgather = 2.0 * shape.rows * width
-    expand = (shape.tokens * shape.distinct_ranks() * shape.load_ratio + shape.rows) * width
-    alone = (shape.tokens + shape.copies) * width
-    fused = np.where(shape.dispatcher == Dispatcher.HYBRIDEP, 0.0, expand)
-    return np.where(
-        shape.group <= 1, alone, by_dispatcher(shape.dispatcher, allgather=allgather, alltoall=alltoall, fused=fused)
+    deepep = (shape.delivered(shape.load_ratio) + shape.rows) * width
+    moved = by_dispatcher(shape, allgather=allgather, alltoall=alltoall, deepep=deepep, hybridep=0.0)
+    return np.where(np.less_equal(shape.group, 1), (shape.tokens + shape.copies) * width, moved)
+
+
+def _outward_s(machine: Machine, shape: DispatchShape, *, forward: bool) -> Quantity:
+    """Time of a pass towards experts: tokens with their routing, or gradients of the experts' outputs."""
+    hidden, experts, prob = shape.hidden, shape.moe.num_experts, shape.router_bytes
+    line = _group_line(machine, Collective.ALL_GATHER, shape)
+    peers = (shape.group - 1) * shape.tokens
+    gathered = line.time_s(peers * hidden * (BF16_BYTES if forward else prob))
+    exchanged = _exchange_s(machine, shape, width_bytes=hidden * BF16_BYTES)
+    over_etp = hidden * (BF16_BYTES if forward else prob)
+    routing_map: Quantity = 0.0
+    if forward:
+        routing_map = line.time_s(peers * experts)
+        gathered = gathered + routing_map + line.time_s(peers * experts * prob)
+        counts = line.time_s(COUNT_BYTES * experts * (shape.group - 1.0))
+        exchanged = exchanged + counts + _exchange_s(machine, shape, width_bytes=prob)
+        over_etp = over_etp + prob
+    exchanged = exchanged + _over_etp_s(machine, Collective.ALL_GATHER, shape, over_etp)
+    latency = machine.dispatch.dispatch_latency_s
+    network = network_bytes(shape, outward=True, forward=forward) / machine.dispatch.network_bytes_per_s
+    deepep = _delivered_s(machine, shape, deepep_token_bytes(shape, forward=forward))
+    hybridep = _delivered_s(machine, shape, hybridep_token_bytes(shape, forward=forward))
+    return by_dispatcher(
+        shape,
+        allgather=gathered,
+        alltoall=exchanged,
+        deepep=np.maximum(deepep, network) + latency,
+        hybridep=np.maximum(hybridep, network) + latency + routing_map,
+    )
+
+
+def _homeward_s(machine: Machine, shape: DispatchShape, *, forward: bool) -> Quantity:
+    """Time of a pass from experts: their outputs, or gradients of tokens and probabilities."""
+    hidden, experts, prob = shape.hidden, shape.moe.num_experts, shape.router_bytes
+    line = _group_line(machine, Collective.REDUCE_SCATTER, shape)
+    peers = (shape.group - 1) * shape.tokens
+    scattered = line.time_s(peers * hidden * (prob if forward else BF16_BYTES))
+    exchanged = _exchange_s(machine, shape, width_bytes=hidden * BF16_BYTES)
+    over_etp = hidden * (prob if forward else BF16_BYTES)
+    if not forward:
+        scattered = scattered + line.time_s(peers * experts * prob)
+        exchanged = exchanged + _exchange_s(machine, shape, width_bytes=prob)
+        over_etp = over_etp + prob
+    exchanged = exchanged + _over_etp_s(machine, Collective.REDUCE_SCATTER, shape, over_etp)
+    latency = machine.dispatch.combine_latency_s
+    network = network_bytes(shape, outward=False, forward=forward) / machine.dispatch.network_bytes_per_s
+    partial = hidden * BF16_BYTES
+    deepep = _delivered_s(machine, shape, partial + (0 if forward else FP32_BYTES * shape.moe.top_k))
+    hybridep = _delivered_s(machine, shape, partial + (0 if forward else FP32_BYTES * experts / shape.ep))
+    return by_dispatcher(
+        shape,
+        allgather=scattered,
+        alltoall=exchanged,
+        deepep=np.maximum(deepep, network) + latency,
+        hybridep=np.maximum(hybridep, network) + latency,
+    )
+
+
+def _delivered_s(machine: Machine, shape: DispatchShape, token_bytes: Quantity) -> Quantity:
+    """Time of the distinct tokens that a rank takes in or hands back: the slower of the kernel and of its links."""
+    size = shape.delivered(shape.exchange_ratio) * token_bytes
+    level, inside = machine.scale_up, np.maximum(shape.group_per_domain, 1)
+    links = np.minimum(level.pair_bytes_per_s * np.maximum(inside - 1, 1), level.bytes_per_s)
+    over_links = size * (inside - 1.0) / inside / (links * level.alltoall_efficiency_ratio)
+    return np.asarray(np.maximum(size / machine.dispatch.scale_up_bytes_per_s, over_links))
+
+
+def _group_line(machine: Machine, collective: Collective, shape: DispatchShape) -> CollectiveLine:
+    """A collective over the dispatch group as a function of bytes sent."""
+    return collective_line(
+        machine,
+        collective,
+        ranks=shape.group,
+        ranks_per_domain=shape.group_per_domain,
+        domains=shape.group_domains,
+    )
+
+
+def _exchange_s(machine: Machine, shape: DispatchShape, *, width_bytes: Quantity) -> Quantity:
+    """Time of the all-to-all of one tensor of copies over the expert-parallel group."""
+    return collective_time_s(
+        machine,
+        Collective.ALL_TO_ALL,
+        size_bytes=shape.copies * shape.exchange_ratio * width_bytes,
+        ranks=shape.ep,
+        ranks_per_domain=shape.ep_per_domain,
+        domains=shape.ep_domains,
+    )
+
+
+def _over_etp_s(machine: Machine, collective: Collective, shape: DispatchShape, width_bytes: Quantity) -> Quantity:
+    """Time of the gather or reduction of the busiest rank's copies over its expert tensor-parallel group."""
+    return collective_time_s(
+        machine,
+        collective,
+        size_bytes=shape.etp * shape.copies * shape.load_ratio * width_bytes,
+        ranks=shape.etp,
+        ranks_per_domain=shape.etp_per_domain,
+        domains=shape.etp_domains,
     )

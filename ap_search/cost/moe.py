@@ -1,36 +1,31 @@
 """Time of a MoE feed-forward: router, dispatch, grouped experts, combine, shared experts; seconds per micro-batch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ap_search.cost.capacity import padded_capacity
 from ap_search.cost.context import CostContext
 from ap_search.cost.dispatch import DispatchShape, combine_sent_bytes, dispatch_sent_bytes
-from ap_search.cost.dispatch_time import combine_time_s, dispatch_time_s, permute_bytes
-from ap_search.cost.ffn import activation_time_s, block_ffn_time
-from ap_search.cost.grouped_gemm import grouped_gemm_time_s, grouped_gemm_weight_gradient_time_s
+from ap_search.cost.dispatch_time import combine_time_s, dispatch_time_s, free_sm_ratio, permute_bytes
+from ap_search.cost.experts import ExpertTime, expert_time
+from ap_search.cost.ffn import block_ffn_time
 from ap_search.cost.linear import Gemm, linear_time
-from ap_search.cost.parts import BlockTime, Part, Wire
-from ap_search.cost.shapes import Shapes
+from ap_search.cost.parts import BlockTime, Exchange, Part, Wire
+from ap_search.cost.shapes import BLOCK_COLUMNS, Shapes, distinct_rows
 from ap_search.plan.plan import Recompute
+from ap_search.plan.table import IntArray
 from ap_search.spec.blocks import DenseFfn, MoeFfn
 from ap_search.spec.job import Precision
 from ap_search.units import FP32_BYTES, Quantity
 
 FloatArray = NDArray[np.float64]
 ROUTER_FORWARD_TENSORS, ROUTER_BACKWARD_TENSORS = 6, 4
-FP8_ROW_ALIGNMENT = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertTime:
-    """Seconds of the routed experts of one rank: forward, input gradients, weight gradients, activation forward."""
-
-    forward_s: Quantity
-    input_grad_s: Quantity
-    weight_grad_s: Quantity
-    activation_s: Quantity
+# Rows of each expert are padded to a multiple of this.
+ROW_ALIGNMENT = {Precision.BF16: 1, Precision.FP8: 16, Precision.MXFP8: 32}
+# What the routed path sees of a plan: recompute repeats it, and changes nothing in it.
+ROUTED_COLUMNS = tuple(column for column in BLOCK_COLUMNS if column != "recompute")
 
 
 def dispatch_shape(
@@ -79,60 +74,25 @@ def dispatch_shape(
         load_ratio=load_ratio,
         kept_ratio=kept_ratio,
         sent_ratio=sent_ratio,
+        padded_capacity=padded_capacity(context.job, moe, shapes.local_tokens),
         redundant_experts=context.job.redundant_experts,
+        row_alignment=ROW_ALIGNMENT[context.job.precision],
+        fp8_dispatch=context.software.fp8_dispatch,
     )
-
-
-def expert_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> ExpertTime:
-    """Time of the routed experts of the worst rank, seconds per micro-batch.
-
-    Parameters
-    ----------
-    context : CostContext
-        Grouped-GEMM constants, precision.
-    moe : MoeFfn
-        Expert width, gating, latent width.
-    shape : DispatchShape
-        Rows of the worst rank, expert-parallel degrees.
-
-    Returns
-    -------
-    ExpertTime
-        fc1, activation, fc2 as grouped GEMMs over the local experts.
-
-    Notes
-    -----
-    A1. In fp8 each expert's rows are padded to a multiple of 16.
-
-    Source: docs/cost-model/grouped-gemm.md; Megatron-LM `experts.py` (TEGroupedMLP).
-    """
-    rates = context.linear_rates
-    experts = shape.local_experts
-    wide = context.job.precision is Precision.BF16
-    padding = 0.0 if wide else experts * (FP8_ROW_ALIGNMENT - 1) / 2
-    rows = shape.rows + padding
-    inner = moe.expert_width / shape.etp
-    sizes = ((inner * (2 if moe.gated else 1), shape.hidden), (shape.hidden, inner))
-    common = {"peak_flops_per_s": rates.peak_flops_per_s, "hbm_bytes_per_s": rates.hbm_bytes_per_s}
-    fit = context.machine.grouped_gemm if wide else context.machine.grouped_gemm_fp8
-    forward = activation_time_s(context, elements=rows * inner, gated=moe.gated, backward=False)
-    input_grad = activation_time_s(context, elements=rows * inner, gated=moe.gated, backward=True)
-    activation, weight_grad = forward, np.zeros_like(forward)
-    for n, k in sizes:
-        forward = forward + grouped_gemm_time_s(fit, experts=experts, rows=rows, n=n, k=k, **common)
-        input_grad = input_grad + grouped_gemm_time_s(fit, experts=experts, rows=rows, n=k, k=n, **common)
-        weight_grad = weight_grad + grouped_gemm_weight_gradient_time_s(
-            fit, experts=experts, rows=rows, n=n, k=k, **common
-        )
-    return ExpertTime(forward_s=forward, input_grad_s=input_grad, weight_grad_s=weight_grad, activation_s=activation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedTime:
-    """Seconds of the routed path of one layer at one load: communication alone, permutation, experts."""
+    """Seconds of the routed path of one layer at one load: communication alone, permutation, experts.
+
+    `dispatch_s` and `combine_s` are forward passes, `dispatch_backward_s` and `combine_backward_s` their mirrors;
+    `permute_s` is one permutation, of two forward and two backward.
+    """
 
     dispatch_s: Quantity
     combine_s: Quantity
+    dispatch_backward_s: Quantity
+    combine_backward_s: Quantity
     permute_s: Quantity
     experts: ExpertTime
 
@@ -143,9 +103,15 @@ class RoutedTime:
 
     @property
     def backward_s(self) -> Quantity:
-        """Whole backward with nothing hidden: dispatch's is combine and the other way round."""
+        """Whole backward with nothing hidden: dispatch's is a combine and the other way round."""
         compute = self.experts.input_grad_s + self.experts.weight_grad_s
-        return self.dispatch_s + self.combine_s + 2.0 * self.permute_s + compute
+        return self.dispatch_backward_s + self.combine_backward_s + 2.0 * self.permute_s + compute
+
+    def take(self, rows: IntArray) -> "RoutedTime":
+        """Spread distinct shapes over plans."""
+        names = [field.name for field in fields(self) if field.name != "experts"]
+        experts = ExpertTime(**{field.name: getattr(self.experts, field.name)[rows] for field in fields(ExpertTime)})
+        return RoutedTime(experts=experts, **{name: np.asarray(getattr(self, name))[rows] for name in names})
 
 
 def routed_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> RoutedTime:
@@ -167,12 +133,28 @@ def routed_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Rout
 
     Source: docs/cost-model/dispatch.md.
     """
+    machine = context.machine
     return RoutedTime(
-        dispatch_s=dispatch_time_s(context.machine, shape),
-        combine_s=combine_time_s(context.machine, shape),
-        permute_s=context.memory_bound_s(permute_bytes(shape, shape.local_experts)),
+        dispatch_s=dispatch_time_s(machine, shape),
+        combine_s=combine_time_s(machine, shape),
+        dispatch_backward_s=dispatch_time_s(machine, shape, backward=True),
+        combine_backward_s=combine_time_s(machine, shape, backward=True),
+        permute_s=context.memory_bound_s(permute_bytes(shape)),
         experts=expert_time(context, moe, shape),
     )
+
+
+def _routed_times(
+    context: CostContext, moe: MoeFfn, shapes: Shapes, shape: DispatchShape
+) -> tuple[RoutedTime, RoutedTime]:
+    """Routed path at balanced load and at the job's, per plan, worked out once per distinct shape."""
+    first, inverse = distinct_rows([getattr(shapes, name) for name in ROUTED_COLUMNS])
+    once = shape.take(first)
+    even = np.ones(len(first))
+    balanced = routed_time(context, moe, replace(once, load_ratio=even, sent_ratio=even)).take(inverse)
+    if np.all(once.load_ratio == 1.0) and np.all(once.sent_ratio == 1.0):
+        return balanced, balanced
+    return balanced, routed_time(context, moe, once).take(inverse)
 
 
 def _router_time_s(context: CostContext, moe: MoeFfn, shapes: Shapes) -> tuple[Quantity, Quantity, Quantity]:
@@ -223,9 +205,7 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, *, shape: Dispat
 
     Source: docs/cost-model/dispatch.md; requirement 002 (data path and its mirror in backward).
     """
-    even = np.ones_like(shape.ep, dtype=np.float64)
-    balanced = routed_time(context, moe, replace(shape, load_ratio=even, sent_ratio=even))
-    actual = routed_time(context, moe, shape)
+    balanced, actual = _routed_times(context, moe, shapes, shape)
     latent_forward, latent_backward, latent_grad = _latent_time(context, moe, shapes)
     router_forward, router_backward, router_grad = _router_time_s(context, moe, shapes)
     time = BlockTime.empty(len(shapes.tp))
@@ -233,21 +213,27 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, *, shape: Dispat
     time.forward[Part.EXPERT] = balanced.experts.forward_s + latent_forward
     time.backward[Part.EXPERT] = balanced.experts.input_grad_s + balanced.experts.weight_grad_s + latent_backward
     time.weight_grad[:] = balanced.experts.weight_grad_s + router_grad + latent_grad
+    time.forward[Part.OTHER] = np.where(np.greater(shape.padded_capacity, 0), 0.0, context.software.host_sync_s)
     _add_exchange(time, balanced)
     time.forward[Part.IMBALANCE] = actual.forward_s - balanced.forward_s
     time.backward[Part.IMBALANCE] = actual.backward_s - balanced.backward_s
-    for sent in (time.sent_forward_bytes, time.sent_backward_bytes):
-        sent[Wire.DISPATCH], sent[Wire.COMBINE] = dispatch_sent_bytes(shape), combine_sent_bytes(shape)
+    for sent, backward in ((time.sent_forward_bytes, False), (time.sent_backward_bytes, True)):
+        sent[Wire.DISPATCH] = dispatch_sent_bytes(shape, backward=backward)
+        sent[Wire.COMBINE] = combine_sent_bytes(shape, backward=backward)
     if moe.shared_width:
         time = time.plus(_shared_time(context, moe, shapes, time))
     return _with_recompute(shapes, time, balanced)
 
 
 def _add_exchange(time: BlockTime, routed: RoutedTime) -> None:
-    """Put dispatch and combine with their permutations into a block's time; backward mirrors forward."""
-    time.exchange[0], time.exchange[1] = routed.dispatch_s, routed.combine_s
-    time.forward[Part.DISPATCH] = time.backward[Part.COMBINE] = routed.dispatch_s + routed.permute_s
-    time.forward[Part.COMBINE] = time.backward[Part.DISPATCH] = routed.combine_s + routed.permute_s
+    """Put dispatch and combine with their permutations into a block's time, and their backward with them."""
+    time.exchange[Exchange.DISPATCH], time.exchange[Exchange.COMBINE] = routed.dispatch_s, routed.combine_s
+    time.exchange[Exchange.DISPATCH_BACKWARD] = routed.dispatch_backward_s
+    time.exchange[Exchange.COMBINE_BACKWARD] = routed.combine_backward_s
+    time.forward[Part.DISPATCH] = routed.dispatch_s + routed.permute_s
+    time.forward[Part.COMBINE] = routed.combine_s + routed.permute_s
+    time.backward[Part.DISPATCH] = routed.dispatch_backward_s + routed.permute_s
+    time.backward[Part.COMBINE] = routed.combine_backward_s + routed.permute_s
 
 
 def _shared_time(context: CostContext, moe: MoeFfn, shapes: Shapes, routed: BlockTime) -> BlockTime:
@@ -257,8 +243,9 @@ def _shared_time(context: CostContext, moe: MoeFfn, shapes: Shapes, routed: Bloc
     again = shapes.recomputes(Recompute.SHARED_EXPERTS) & ~shapes.recomputes(Recompute.MOE)
     time = block_ffn_time(context, shapes, ffn=shared, part=Part.SHARED_EXPERT, again=again)
     if context.software.shared_expert_overlap:
-        for mine, theirs in ((time.forward, routed.forward), (time.backward, routed.backward)):
-            beside = np.minimum(mine[Part.SHARED_EXPERT], theirs[Part.DISPATCH] + theirs[Part.COMBINE])
+        forward, backward = routed.exchange[:2].sum(axis=0), routed.exchange[2:].sum(axis=0)
+        for mine, exchange in ((time.forward, forward), (time.backward, backward)):
+            beside = np.minimum(mine[Part.SHARED_EXPERT], exchange * free_sm_ratio(context.machine))
             mine[Part.SHARED_EXPERT] -= beside
             time.hidden[Wire.DISPATCH] += beside
     return time

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
+from ap_search.cost.dispatch_time import free_sm_ratio
 from ap_search.cost.in_flight import interleave_group
 from ap_search.cost.parts import BlockTime, Part
 from ap_search.cost.shapes import Shapes
@@ -42,15 +43,14 @@ def paired_exchange_s(context: CostContext, shapes: Shapes, time: BlockTime) -> 
 
     Source: Megatron-LM `combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`; DualPipe README.
     """
-    dispatch, combine = time.exchange
-    both = dispatch + combine
-    experts_forward = time.forward[list(EXPERT_PARTS)].sum(axis=0) - both
-    experts_backward = time.backward[list(EXPERT_PARTS)].sum(axis=0) - both
-    attention_forward = time.forward.sum(axis=0) - experts_forward - both
-    attention_backward = time.backward.sum(axis=0) - experts_backward - both
-    middle = np.minimum(both, experts_forward + experts_backward)
-    ends = np.minimum(dispatch, attention_forward) + np.minimum(combine, attention_backward)
-    kept = 1.0 - context.machine.dispatch.sms / context.machine.sm_count
+    dispatch, combine, dispatch_back, combine_back = time.exchange
+    experts_forward = time.forward[list(EXPERT_PARTS)].sum(axis=0) - dispatch - combine
+    experts_backward = time.backward[list(EXPERT_PARTS)].sum(axis=0) - dispatch_back - combine_back
+    attention_forward = time.forward.sum(axis=0) - experts_forward - dispatch - combine
+    attention_backward = time.backward.sum(axis=0) - experts_backward - dispatch_back - combine_back
+    middle = np.minimum(dispatch + dispatch_back, experts_forward + experts_backward)
+    ends = np.minimum(combine_back, attention_forward) + np.minimum(combine, attention_backward)
+    kept = free_sm_ratio(context.machine)
     refused = (shapes.dispatcher == Dispatcher.ALLGATHER) | shapes.recomputes(Recompute.FULL | Recompute.MOE)
     hidden: FloatArray = np.where(refused, 0.0, kept * np.stack([middle, ends]))
     return hidden

@@ -36,6 +36,15 @@ class Wire(IntEnum):
     CP = 3
 
 
+class Exchange(IntEnum):
+    """Passes of one MoE layer between ranks, rows of `BlockTime.exchange`: two forward, then their mirrors."""
+
+    DISPATCH = 0
+    COMBINE = 1
+    DISPATCH_BACKWARD = 2
+    COMBINE_BACKWARD = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockTime:
     """Exposed seconds of one block and one micro-batch on one device, and what it sends.
@@ -43,8 +52,9 @@ class BlockTime:
     `forward`, `backward` have shape (parts, plans); `weight_grad` (plans,) is the share of `backward` that makes weight
     gradients and may be moved by zero-bubble schedules; `sent_forward_bytes`, `sent_backward_bytes` have shape (wires,
     plans). `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
-    micro-batch. `exchange` (dispatch and combine, plans) are one pass each alone; `paired` the seconds of them, over
-    forward and backward, that hide where a forward of one micro-batch runs into a backward of another.
+    micro-batch. `exchange` (passes, plans) are dispatch, combine and their backward, each alone; `paired` the seconds
+    of dispatch and of combine, over forward and backward, that hide where a forward of one micro-batch runs into a
+    backward of another.
     """
 
     forward: FloatArray
@@ -66,7 +76,7 @@ class BlockTime:
             sent_forward_bytes=np.zeros((len(Wire), plans)),
             sent_backward_bytes=np.zeros((len(Wire), plans)),
             hidden=np.zeros((len(Wire), plans)),
-            exchange=np.zeros((2, plans)),
+            exchange=np.zeros((len(Exchange), plans)),
             paired=np.zeros((2, plans)),
         )
 

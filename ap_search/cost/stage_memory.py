@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ap_search.cost.activations import logits_bytes, softmax_bytes
-from ap_search.cost.dispatch import dispatcher_buffer_bytes
+from ap_search.cost.dispatch_memory import dispatcher_buffer_bytes
 from ap_search.cost.group import PlanGroup
 from ap_search.cost.in_flight import in_flight_chunk_vectors
 from ap_search.cost.overlap import overlap_ratio

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 
 from ap_search.cost.context import CostContext
-from ap_search.cost.parts import BlockTime, Part, Wire
+from ap_search.cost.parts import BlockTime, Exchange, Part, Wire
 from ap_search.cost.prepared import Prepared, prepare
 from ap_search.cost.stages import stage_runs
 from ap_search.plan.mesh import Group, group_ranks
@@ -88,20 +88,21 @@ def moe_path(time: BlockTime, *, repeats: bool) -> tuple[PathStep, ...]:
 
     Notes
     -----
-    Backward mirrors forward: a step's backward is dispatch's combine, combine's dispatch, each with its permutation.
+    Backward mirrors forward: what dispatch does backward is a combine, and the other way round.
     """
-    forward, backward = time.forward[:, 0], time.backward[:, 0]
-    dispatch_s, combine_s = time.exchange[:, 0]
+    forward, backward, alone = time.forward[:, 0], time.backward[:, 0], time.exchange[:, 0]
     sent = time.sent_forward_bytes[:, 0]
     again = sent if repeats else np.zeros_like(sent)
     back = time.sent_backward_bytes[:, 0] - again
+    dispatch = alone[Exchange.DISPATCH], alone[Exchange.DISPATCH_BACKWARD]
+    combine = alone[Exchange.COMBINE], alone[Exchange.COMBINE_BACKWARD]
     steps = [
         _step("router", forward[Part.ROUTER], backward[Part.ROUTER]),
-        _step("permute", forward[Part.DISPATCH] - dispatch_s, backward[Part.DISPATCH] - combine_s),
-        _step("dispatch", dispatch_s, combine_s, sent=sent[Wire.DISPATCH], back=back[Wire.COMBINE]),
+        _step("permute", forward[Part.DISPATCH] - dispatch[0], backward[Part.DISPATCH] - dispatch[1]),
+        _step("dispatch", *dispatch, sent=sent[Wire.DISPATCH], back=back[Wire.DISPATCH]),
         _step("experts", forward[Part.EXPERT], backward[Part.EXPERT]),
-        _step("combine", combine_s, dispatch_s, sent=sent[Wire.COMBINE], back=back[Wire.DISPATCH]),
-        _step("unpermute", forward[Part.COMBINE] - combine_s, backward[Part.COMBINE] - dispatch_s),
+        _step("combine", *combine, sent=sent[Wire.COMBINE], back=back[Wire.COMBINE]),
+        _step("unpermute", forward[Part.COMBINE] - combine[0], backward[Part.COMBINE] - combine[1]),
         _step("shared experts", forward[Part.SHARED_EXPERT], backward[Part.SHARED_EXPERT]),
     ]
     twice = again[Wire.DISPATCH] + again[Wire.COMBINE]

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from ap_search.spec import cluster_defaults as rules
 from ap_search.spec.cluster_file import (
     AttentionSection,
@@ -11,6 +13,7 @@ from ap_search.spec.cluster_file import (
     DispatchSection,
     GemmSection,
     GroupedGemmSection,
+    TileSection,
 )
 from ap_search.spec.machine import (
     AttentionFit,
@@ -21,6 +24,7 @@ from ap_search.spec.machine import (
     GroupedGemmFit,
     Level,
     Machine,
+    TileFit,
 )
 from ap_search.spec.presets import locate
 from ap_search.spec.reader import read_mapping, validate
@@ -167,7 +171,13 @@ def _grouped_fit(section: GroupedGemmSection) -> GroupedGemmFit:
         launch_s=us_to_s(section.launch_us),
         wgrad_rows=section.wgrad_rows,
         wgrad_ratios=section.wgrad_ratios,
+        tile=None if section.tile is None else _tile_fit(section.tile),
     )
+
+
+def _tile_fit(section: TileSection) -> TileFit:
+    """Take the constants of tiles as they are."""
+    return TileFit(overhead_width=section.overhead_width, small_tile_exponent=section.small_tile_exponent)
 
 
 def _attention_fit(section: AttentionSection) -> AttentionFit:
@@ -231,9 +241,17 @@ def _assumed(file: ClusterFile) -> tuple[str, ...]:
         section = getattr(file, name)
         if section is not None:
             fields = type(section).model_fields
-            inner += [f"{name}.{key}" for key in fields if key not in section.model_fields_set | {"provenance"}]
+            silent_keys = (
+                section.model_fields_set | {"provenance", "tile"} | ({"rows_half"} if _tiled(section) else set())
+            )
+            inner += [f"{name}.{key}" for key in fields if key not in silent_keys]
     memory = ("hbm_gb",) if file.hbm_gb is not None and "hbm_gb" not in file.assumed else ()
     return (*file.assumed, *memory, *absent, *inner, *_missing_collectives(file))
+
+
+def _tiled(section: BaseModel) -> bool:
+    """Whether a section has constants of tiles, which stand in for others."""
+    return getattr(section, "tile", None) is not None
 
 
 def _sources(file: ClusterFile, where: str) -> tuple[tuple[str, str], ...]:

@@ -1,5 +1,7 @@
 """Constants of a cluster that nobody has measured: rules that scale measured devices, and their reasons."""
 
+from typing import Any
+
 from ap_search.spec.cluster_file import (
     AttentionSection,
     ClusterFile,
@@ -41,7 +43,8 @@ REASONS = {
     "grouped_gemm": "1.09 of the dense efficiency, median of H100, H200, B200, GB200",
     "grouped_gemm_fp8": "0.83 of the bf16 efficiency and 115 rows to half, from DeepGEMM's H800 table",
     "attention": "0.80 of the dense efficiency, median of A100, H100, H200, B200",
-    "dispatch": "DeepEP on H100 (335 GB/s NVLink, 40.7 GB/s per 400G NIC) scaled by scale-up and NIC bandwidth",
+    "dispatch": "DeepEP on H100 (335 GB/s NVLink, 40.7 GB/s per 400G NIC) scaled by scale-up and NIC bandwidth, "
+    "on the network no more than an all-to-all",
     "collectives": "0.80 of the links (two ranks 0.75 of a pair), latencies between A100's and B200's",
 }
 
@@ -74,9 +77,10 @@ def grouped_gemm(file: ClusterFile) -> GroupedGemmSection:
 def grouped_gemm_fp8(file: ClusterFile) -> GroupedGemmSection:
     """Take the experts' fp8 GEMM that the file gives, or one scaled from bf16."""
     base = grouped_gemm(file)
+    form: dict[str, Any] = {"rows_half": FP8_ROWS_HALF} if base.tile is None else {"tile": base.tile}
     return file.grouped_gemm_fp8 or GroupedGemmSection(
+        **form,
         efficiency_ratio=base.efficiency_ratio * GROUPED_FP8_OVER_BF16,
-        rows_half=FP8_ROWS_HALF,
         hbm_efficiency_ratio=base.hbm_efficiency_ratio,
         launch_us=base.launch_us,
         wgrad_rows=base.wgrad_rows,
@@ -91,9 +95,10 @@ def attention(file: ClusterFile) -> AttentionSection:
 
 def dispatch(file: ClusterFile) -> DispatchSection:
     """Take the dispatch constants that the file gives, or those of an H100 scaled by this cluster's links."""
+    share = min(DISPATCH_OVER_NIC, file.network_alltoall_efficiency_ratio)
     return file.dispatch or DispatchSection(
         scale_up_gbyte_per_s=file.scale_up_gbyte_per_s * DISPATCH_OVER_SCALE_UP,
-        network_gbyte_per_s=file.nic_gbit_per_s / 8 * DISPATCH_OVER_NIC,
+        network_gbyte_per_s=file.nic_gbit_per_s / 8 * share,
     )
 
 

@@ -34,15 +34,25 @@ class GemmSection(_Edge):
     provenance: Provenance = "calibrated"
 
 
+class TileSection(_Edge):
+    """Grouped GEMM in tiles: each costs its products over an inner width k + k0, at efficiency `e*(area/32768)^q`."""
+
+    overhead_width: NotNegative = Field(description="k0: inner width that starting and ending a tile costs, elements.")
+    small_tile_exponent: NotNegative = Field(description="q: how much efficiency a tile smaller than 128 x 256 loses.")
+
+
 class GroupedGemmSection(_Edge):
-    """Grouped GEMM: efficiency `e*r/(r+r0)` at r rows per expert."""
+    """Grouped GEMM: in tiles where `tile` is given, else efficiency `e*r/(r+r0)` at r rows per expert."""
 
     efficiency_ratio: Ratio = Field(description="e: share of the peak with very many rows per expert.")
+    tile: TileSection | None = Field(default=None, description="Constants of tiles; rows_half is not used then.")
     rows_half: NotNegative = Field(default=60.0, description="r0: rows per expert at which half of e is reached.")
     hbm_efficiency_ratio: Ratio = Field(
         default=0.85, description="Share of the memory bandwidth that grouped GEMMs reach."
     )
-    launch_us: NotNegative = Field(default=45.0, description="Fixed cost of one grouped GEMM, microseconds.")
+    launch_us: NotNegative = Field(
+        default=22.0, description="Fixed cost of one grouped GEMM, microseconds: half of an expert layer's."
+    )
     wgrad_rows: tuple[Positive, ...] = Field(
         default=(181.0, 362.0, 724.0, 1448.0, 2896.0),
         min_length=1,
@@ -56,6 +66,8 @@ class GroupedGemmSection(_Edge):
 
     @model_validator(mode="after")
     def _check(self) -> "GroupedGemmSection":
+        if self.tile is not None and "rows_half" in self.model_fields_set:
+            raise ValueError("give tile or rows_half, not both")
         if len(self.wgrad_rows) != len(self.wgrad_ratios):
             raise ValueError("wgrad_rows and wgrad_ratios must have the same length")
         if list(self.wgrad_rows) != sorted(set(self.wgrad_rows)):

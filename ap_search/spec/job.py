@@ -58,9 +58,10 @@ class Load:
 class Job:
     """One training job: how many devices, how large a step, what it may use.
 
-    `capacity_factor` 0 is dropless routing. `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is
-    kept free of it for the context, communicators and fragmentation. `redundant_experts` are copies of experts that
-    each MoE layer holds beside its own, over one expert-parallel group. `assumed` names the fields that were not given.
+    `capacity_factor` 0 is dropless routing; with `pad_to_capacity` each expert's input is padded to capacity.
+    `memory_limit_bytes` is what one device may hold, `reserve_bytes` what is kept free of it for the context,
+    communicators and fragmentation. `redundant_experts` are copies of experts that each MoE layer holds beside its own,
+    over one expert-parallel group. `assumed` names the fields that were not given.
     """
 
     devices: int
@@ -73,5 +74,6 @@ class Job:
     placement: PlacementPolicy = PlacementPolicy.CONTIGUOUS
     redundant_experts: int = 0
     capacity_factor: float = 0.0
+    pad_to_capacity: bool = False
     target: Target = Target.ANY
     assumed: tuple[str, ...] = ()

@@ -72,8 +72,20 @@ class GemmFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TileFit:
+    """Constants of a grouped GEMM in tiles: what starting and ending a tile costs, as inner width; q of small tiles."""
+
+    overhead_width: float
+    small_tile_exponent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGemmFit:
-    """Constants of the grouped GEMM: efficiency `e*r/(r+r0)` at r rows per expert; dW reaches a share of it by rows."""
+    """Constants of the grouped GEMM, either in tiles or with efficiency `e*r/(r+r0)` at r rows per expert.
+
+    The weight gradient reaches `wgrad_ratios` of the forward's efficiency, by rows per expert. `launch_s` is per
+    product: half of what an expert layer costs whatever its size.
+    """
 
     efficiency_ratio: float
     rows_half: float
@@ -81,6 +93,7 @@ class GroupedGemmFit:
     launch_s: float
     wgrad_rows: tuple[float, ...]
     wgrad_ratios: tuple[float, ...]
+    tile: TileFit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

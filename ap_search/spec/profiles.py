@@ -16,6 +16,7 @@ Microseconds = Annotated[float, Field(ge=0, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
 _NOT_VALUES = ("name", "description", "recognised_by", "sources")
+_TIMES = ("launch_per_layer_us", "launch_per_moe_layer_us", "host_sync_us")
 
 
 class ProfileFile(BaseModel):
@@ -51,7 +52,12 @@ class ProfileFile(BaseModel):
         default=20.0, description="Host time that a layer's forward leaves exposed (its backward: twice), microseconds."
     )
     launch_per_moe_layer_us: Microseconds = Field(
-        default=200.0, description="The same that an MoE layer adds: token counts on the host, launches per expert."
+        default=180.0, description="The same that an MoE layer adds: launches per expert."
+    )
+    host_sync_us: Microseconds = Field(
+        default=50.0,
+        description="Time that an MoE layer's forward stops while the host reads token counts; none where inputs are "
+        "padded to capacity, microseconds.",
     )
     hbm_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=0.8, description="Share of the memory bandwidth that norms and elementwise kernels reach."
@@ -71,6 +77,7 @@ class ProfileFile(BaseModel):
         default=0.0, description="Dispatch and combine beside other micro-batches' compute."
     )
     shared_expert_overlap: Switch = Field(default=False, description="Shared experts run beside dispatch and combine.")
+    fp8_dispatch: Switch = Field(default=False, description="DeepEP sends tokens to experts in fp8 with scales.")
     sources: dict[str, str] = Field(default_factory=dict, description="Key of this file -> where its value is from.")
 
     @model_validator(mode="after")
@@ -101,11 +108,12 @@ def load_software(source: str | Path) -> Software:
     """
     path = locate("software", source)
     file = validate(ProfileFile, read_mapping(path), path.name)
-    same = file.model_dump(exclude={"sources", "launch_per_layer_us", "launch_per_moe_layer_us"})
+    same = file.model_dump(exclude={"sources", *_TIMES})
     return Software(
         **same,
         launch_per_layer_s=us_to_s(file.launch_per_layer_us),
         launch_per_moe_layer_s=us_to_s(file.launch_per_moe_layer_us),
+        host_sync_s=us_to_s(file.host_sync_us),
         sources=_sources(file, path.name),
     )
 

@@ -26,6 +26,7 @@ class Software:
     vocab_divisor: int = 128
     launch_per_layer_s: float = 0.0
     launch_per_moe_layer_s: float = 0.0
+    host_sync_s: float = 0.0
     hbm_efficiency_ratio: float = 0.8
     compute_efficiency_ratio: float = 1.0
     dp_reduce_overlap_ratio: float = 0.0
@@ -36,5 +37,6 @@ class Software:
     pp_overlap_ratio: float = 0.0
     ep_overlap_ratio: float = 0.0
     shared_expert_overlap: bool = False
+    fp8_dispatch: bool = False
     recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

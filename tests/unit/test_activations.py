@@ -20,8 +20,8 @@ from ap_search.cost.activations import (
     softmax_bytes,
 )
 from ap_search.cost.blocks import block_costs
-from ap_search.cost.dispatch import (
-    DispatchShape,
+from ap_search.cost.dispatch import DispatchShape
+from ap_search.cost.dispatch_memory import (
     dispatch_state_bytes,
     dispatch_transient_bytes,
     dispatcher_buffer_bytes,
@@ -244,13 +244,14 @@ def test_dispatch_state_of_a_micro_batch() -> None:
     ("dispatcher", "tokens"),
     [
         ("alltoall", 2 + 2 * 2 * 1.5),
-        ("allgather", 8 + 2 * 1.5),
+        ("allgather", 8 * (1 + 2) + 2 * 1.5),
         ("deepep", 2 * 1.5 + 2 * 1.5),
         ("hybridep", 2 * 1.5 + 2 * 1.5),
     ],
 )
 def test_live_dispatch_buffers(dispatcher: str, tokens: float) -> None:
-    """Copies sent and received and the experts' output; 8 ranks' tokens; distinct tokens: top-2 of 8 goes to 2 ranks.
+    """Copies sent and received and the experts' output; 8 ranks' tokens, and again in fp32; distinct tokens: top-2 of 8
+    goes to 2 ranks.
 
     The busiest rank receives 1.5 times the mean.
     """

@@ -12,15 +12,15 @@ from ap_search.cost.compute import (
     gemm_time_s,
     gemm_weight_gradient_time_s,
 )
-from ap_search.cost.grouped_gemm import grouped_gemm_time_s, grouped_gemm_weight_gradient_time_s
+from ap_search.cost.experts import expert_time
 from ap_search.cost.linear import Gemm, Rates, linear_time
 from ap_search.cost.mixer import projections
-from ap_search.cost.moe import dispatch_shape, expert_time
+from ap_search.cost.moe import dispatch_shape
 from ap_search.cost.shapes import Shapes, block_shapes
 from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import Attention, MoeFfn
 from ap_search.spec.job import Precision
-from ap_search.spec.machine import AttentionFit, GemmFit, GroupedGemmFit
+from ap_search.spec.machine import AttentionFit, GemmFit
 from tests.cost_cases import V3_ATTENTION, context, gqa, plan, round_machine, small_model
 
 PEAK, HBM = 1e15, 1e12
@@ -34,12 +34,6 @@ def gemm(fit: GemmFit, m: float, n: float, k: float) -> float:
 
 def weight_gradient(fit: GemmFit, m: float, n: float, k: float) -> float:
     return float(gemm_weight_gradient_time_s(fit, peak_flops_per_s=PEAK, hbm_bytes_per_s=HBM, m=m, n=n, k=k))
-
-
-def grouped(fit: GroupedGemmFit, experts: float, rows: float, n: float, k: float) -> float:
-    return float(
-        grouped_gemm_time_s(fit, peak_flops_per_s=PEAK, hbm_bytes_per_s=HBM, experts=experts, rows=rows, n=n, k=k)
-    )
 
 
 def test_gemm_bound_by_compute() -> None:
@@ -108,54 +102,6 @@ def test_attention_core_falls_short_for_short_sequences_and_little_work() -> Non
 def test_elementwise_operators_stream() -> None:
     """8e9 bytes at 0.8 of 1e12 bytes/s: 10 ms."""
     assert elementwise_time_s(round_machine(), 0.8, 8e9) == pytest.approx(1e-2)
-
-
-def test_grouped_gemm_of_the_published_plateau() -> None:
-    """4 experts x 8192 rows, N 4096, K 7168 at 1346 TFLOP/s: 1,924,145,348,608 FLOPs in 1,429.5 us.
-
-    Source: DeepGEMM README 327ec92 (H800, fp8 contiguous layout).
-    """
-    plateau = replace(GROUPED, efficiency_ratio=1.346)
-    time = grouped_gemm_time_s(
-        plateau, peak_flops_per_s=1e15, hbm_bytes_per_s=1e18, experts=4, rows=4 * 8192, n=4096, k=7168
-    )
-    assert 2 * 4 * 8192 * 4096 * 7168 == 1_924_145_348_608
-    assert float(time) * 1e6 == pytest.approx(1429.5, abs=0.05)
-
-
-def test_grouped_gemm_joins_compute_and_memory() -> None:
-    """10 experts, 10,000 rows, n = k = 10^4: 2 ms of compute, 2 (2 x 10^8 + 10^9) bytes = 2.4 ms of memory, 4-norm."""
-    assert grouped(GROUPED, 10, 1e4, 1e4, 1e4) == pytest.approx((2e-3**4 + 2.4e-3**4) ** 0.25)
-
-
-def test_few_rows_per_expert_are_slow() -> None:
-    """Half of the plateau at `rows_half` rows per expert; memory left out by a fast one."""
-    fit = replace(GROUPED, rows_half=1000.0, hbm_efficiency_ratio=1e6)
-    assert grouped(fit, 10, 1e4, 1e4, 1e4) == pytest.approx(4e-3, rel=1e-6)
-    assert grouped(fit, 1, 1e4, 1e4, 1e4) == pytest.approx(2e-3 * 1.1, rel=1e-6)
-
-
-def test_no_rows_take_the_time_of_the_weights_only() -> None:
-    """10 experts of 10^8 elements are read all the same: 2 ms."""
-    assert grouped(GROUPED, 10, 0, 1e4, 1e4) == pytest.approx(2e-3)
-
-
-def test_grouped_weight_gradient_depends_on_rows() -> None:
-    """The ratio goes from 0.5 at 100 rows per expert to 1 at 1000: 0.75 half-way, 550 rows."""
-    fit = replace(GROUPED, hbm_efficiency_ratio=1e6, wgrad_rows=(100.0, 1000.0), wgrad_ratios=(0.5, 1.0))
-    rows = np.array([100.0, 550.0, 1000.0, 5000.0])
-    time = grouped_gemm_weight_gradient_time_s(
-        fit, peak_flops_per_s=PEAK, hbm_bytes_per_s=HBM, experts=1.0, rows=rows, n=1e4, k=1e4
-    )
-    assert time == pytest.approx(2e8 * rows / PEAK / np.array([0.5, 0.75, 1.0, 1.0]), rel=1e-6)
-
-
-def test_grouped_weight_gradient_accumulates_in_fp32() -> None:
-    """No time for products at a peak of 1e30: 2 (2 x 100 x 10^4) + 8 x 10 x 10^8 bytes at 1e12 bytes/s."""
-    time = grouped_gemm_weight_gradient_time_s(
-        GROUPED, peak_flops_per_s=1e30, hbm_bytes_per_s=HBM, experts=10.0, rows=100.0, n=1e4, k=1e4
-    )
-    assert time == pytest.approx((4e6 + 8e9) / HBM)
 
 
 def shapes_of(text: str) -> Shapes:

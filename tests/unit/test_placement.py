@@ -194,7 +194,10 @@ def test_the_busiest_sender_is_named() -> None:
 
 
 def test_a_rank_that_sends_more_slows_the_exchange_only() -> None:
-    """Every expert receives the same; of 8 source ranks one sends twice the mean: dispatch and combine take longer."""
+    """Every expert receives the same; of 8 source ranks one sends twice the mean: dispatch and combine take longer.
+
+    Out goes dispatch, and combine's backward: three times the mean over both passes of either, where two is even.
+    """
     sent = np.array([2.0, 1, 1, 1, 1, 1, 1, 0])[:, None] * np.full(8, 1 / 64)
     where = context(small_model(), 8, machine=round_machine())
     load = Load(name="given", shares=sent.sum(axis=0)[None], source_shares=sent[None])
@@ -204,8 +207,8 @@ def test_a_rank_that_sends_more_slows_the_exchange_only() -> None:
     assert uneven.time.expert_s == even.time.expert_s
     assert 0.5 * exchange < uneven.time.imbalance_s < exchange
     assert uneven.peak_memory_bytes == even.peak_memory_bytes
-    assert uneven.traffic.combine_bytes == even.traffic.combine_bytes
-    assert uneven.traffic.dispatch_bytes == pytest.approx(2 * even.traffic.dispatch_bytes, rel=1e-3)
+    assert uneven.traffic.combine_bytes == pytest.approx(1.5 * even.traffic.combine_bytes)
+    assert uneven.traffic.dispatch_bytes == pytest.approx(1.5 * even.traffic.dispatch_bytes, rel=1e-3)
 
 
 # --- layers ---
