@@ -62,7 +62,7 @@ document.querySelectorAll("[data-tip]").forEach(mark => {{
   mark.addEventListener("mouseleave", () => {{ tip.style.display = "none"; }});
 }});
 document.querySelectorAll("input[data-hardware]").forEach(box => box.addEventListener("change", () =>
-  document.querySelectorAll(`[data-on="${{box.dataset.hardware}}"]`).forEach(mark => {{
+  document.querySelectorAll(`[data-on="${{CSS.escape(box.dataset.hardware)}}"]`).forEach(mark => {{
     mark.style.display = box.checked ? "" : "none";
   }})));
 </script></body></html>

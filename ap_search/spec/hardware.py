@@ -123,7 +123,7 @@ def _near(memory_gb: float, machine: Machine) -> bool:
 def _with_rate(machine: Machine, text: str, notes: list[str]) -> Machine:
     """Take the rate that one part of an interconnect's description states, if it states one."""
     found = _HDR.search(text) or _RATE.search(text)
-    if found is None:
+    if found is None or not float(found["rate"]) or found["links"] == "0":
         return machine
     in_bytes = (found.groupdict().get("unit") or "Gb/s") == "GB/s"
     rate = (gbyte_to_bytes_per_s if in_bytes else gbit_to_bytes_per_s)(float(found["rate"]))

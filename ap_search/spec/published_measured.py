@@ -26,8 +26,9 @@ def published_measured(row: PublishedRun, *, devices: int, pp: int, assumed: lis
     A1. Sources write GB for GiB; a peak of unknown kind counts tensors, of an unknown stage the fullest.
     """
     said = row.measured
-    tokens = said.tokens_per_s_per_gpu
-    if tokens is None and said.samples_per_s_per_gpu is not None and row.seq_len:
+    # A figure of zero is one that nobody measured.
+    tokens = said.tokens_per_s_per_gpu or None
+    if tokens is None and said.samples_per_s_per_gpu and row.seq_len:
         tokens = said.samples_per_s_per_gpu * row.seq_len
     step = said.step_time_s or None
     if step is None and tokens is None and row.derived.step_time_s:
@@ -42,7 +43,7 @@ def published_measured(row: PublishedRun, *, devices: int, pp: int, assumed: lis
         step_time_s=step,
         tokens_per_s_per_device=tokens,
         flops_per_s_per_device=tflops_to_flops_per_s(said.tflops_per_gpu) if said.tflops_per_gpu else None,
-        mfu_ratio=said.mfu,
+        mfu_ratio=said.mfu or None,
         flops_rule=rule,
         flops_mtp="MTP left out" not in said.flops_rule,
         memory=_memory(said, devices=devices, pp=pp, assumed=assumed),

@@ -107,8 +107,8 @@ def _attention(row: ModelRow, hidden: int, assumed: list[str]) -> dict[str, Any]
 
 def _usual_heads(hidden: int) -> int:
     """Heads of about the usual width that a tensor-parallel group of eight can share."""
-    counts = [heads for heads in range(_HEADS_DIVISOR, hidden + 1, _HEADS_DIVISOR) if hidden % heads == 0]
-    return min(counts, key=lambda heads: abs(hidden / heads - USUAL_HEAD_DIM), default=1)
+    widths = [width for width in range(1, 2 * USUAL_HEAD_DIM) if hidden % (width * _HEADS_DIVISOR) == 0]
+    return hidden // min(widths, key=lambda width: abs(width - USUAL_HEAD_DIM), default=hidden)
 
 
 def _moe(row: ModelRow, gated: bool, assumed: list[str]) -> dict[str, Any]:
