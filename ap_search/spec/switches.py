@@ -46,8 +46,9 @@ def switched(software: Software, switches: Switches) -> Software:
     -----
     A1. Off exposes all of that communication; on hides what the profile hides, or 0.9 where it hides nothing (tensor
     parallel 0.7), as in the presets `megatron-core-ep-overlap` and `megatron-core-tp-overlap`.
-    A2. Full-iteration CUDA graphs leave a tenth of the launches exposed, as in the preset `megatron-core-graphs`.
-    Graphs of attention leave half of a layer's, graphs of router and preprocessing half of what MoE adds: assumption.
+    A2. Full-iteration CUDA graphs leave a tenth of the launches exposed and never stop for the host, as in the preset
+    `megatron-core-graphs`. Graphs of attention leave half of a layer's launches, graphs of router and preprocessing
+    half of what MoE adds: assumption.
     """
     graphs = switches.cuda_graphs or CudaGraphs.NONE
     return replace(
@@ -63,6 +64,7 @@ def switched(software: Software, switches: Switches) -> Software:
         pp_overlap_ratio=_ratio(switches.pp_overlap, software.pp_overlap_ratio, OTHER_OVERLAP_RATIO),
         launch_per_layer_s=software.launch_per_layer_s * _LAYER_SHARE[graphs],
         launch_per_moe_layer_s=software.launch_per_moe_layer_s * _MOE_SHARE[graphs],
+        host_sync_s=0.0 if graphs is CudaGraphs.FULL else software.host_sync_s,
     )
 
 
