@@ -1,6 +1,9 @@
 """Time of the routed experts of one rank: fc1, activation, fc2 as grouped GEMMs, with casts and padding in fp8."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.dispatch import DispatchShape
@@ -15,6 +18,8 @@ from ap_search.spec.blocks import MoeFfn
 from ap_search.spec.job import Precision
 from ap_search.units import BF16_BYTES, Quantity
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 FP8_BYTES = 1
 # Read in bf16, written in fp8 for the product at hand and transposed for the weight gradient.
 CAST_BYTES_PER_ELEMENT = BF16_BYTES + 2 * FP8_BYTES
@@ -23,13 +28,63 @@ PADDING_COPIES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExpertTime:
-    """Seconds of the routed experts of one rank: forward, input gradients, weight gradients, activation forward."""
+class ProductTime:
+    """Seconds of one product of the routed experts of one rank: forward, input gradients, weight gradients."""
 
     forward_s: Quantity
     input_grad_s: Quantity
     weight_grad_s: Quantity
+
+    def take(self, rows: IntArray) -> "ProductTime":
+        """Spread distinct shapes over plans."""
+        return ProductTime(**{field.name: np.asarray(getattr(self, field.name))[rows] for field in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertTime:
+    """Seconds of the routed experts of one rank: both products, the activation both ways, copies of rows either way."""
+
+    fc1: ProductTime
+    fc2: ProductTime
     activation_s: Quantity
+    activation_backward_s: Quantity
+    padding_s: Quantity
+
+    @property
+    def forward_s(self) -> Quantity:
+        """Forward."""
+        return self.activation_s + self.fc1.forward_s + self.fc2.forward_s + self.padding_s
+
+    @property
+    def input_grad_s(self) -> Quantity:
+        """Backward but for weight gradients."""
+        return self.activation_backward_s + self.fc1.input_grad_s + self.fc2.input_grad_s + self.padding_s
+
+    @property
+    def weight_grad_s(self) -> Quantity:
+        """Weight gradients."""
+        return self.fc1.weight_grad_s + self.fc2.weight_grad_s
+
+    @property
+    def steps_s(self) -> FloatArray:
+        """Forward and backward of fc1, activation and fc2, shape (2, steps, plans)."""
+        forward = (self.fc1.forward_s, self.activation_s, self.fc2.forward_s)
+        backward = (
+            self.fc1.input_grad_s + self.fc1.weight_grad_s,
+            self.activation_backward_s,
+            self.fc2.input_grad_s + self.fc2.weight_grad_s,
+        )
+        return np.array([forward, backward], dtype=np.float64)
+
+    def take(self, rows: IntArray) -> "ExpertTime":
+        """Spread distinct shapes over plans."""
+        return ExpertTime(
+            fc1=self.fc1.take(rows),
+            fc2=self.fc2.take(rows),
+            activation_s=np.asarray(self.activation_s)[rows],
+            activation_backward_s=np.asarray(self.activation_backward_s)[rows],
+            padding_s=np.asarray(self.padding_s)[rows],
+        )
 
 
 def grouped_rates(context: CostContext) -> GroupedRates:
@@ -110,21 +165,23 @@ def expert_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Expe
     """
     rows, rates = shape.aligned_rows, grouped_rates(context)
     first, second = expert_gemms(moe, shape, rows)
-    forward = activation = activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=False)
-    input_grad = activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=True)
-    weight_grad: Quantity = 0.0
-    for gemm in (first, second):
-        turned = GroupedGemm(experts=gemm.experts, rows=rows, n=gemm.k, k=gemm.n)
-        forward = forward + grouped_gemm_time_s(rates, gemm) + _cast_s(context, rows * gemm.k)
-        input_grad = input_grad + grouped_gemm_time_s(rates, turned) + _cast_s(context, rows * gemm.n)
-        weight_grad = weight_grad + grouped_gemm_weight_gradient_time_s(rates, gemm)
     copied_bytes = PADDING_COPIES * 2 * BF16_BYTES * rows * shape.hidden
-    padding_s = context.memory_bound_s(shape.pads_by_copying * copied_bytes)
     return ExpertTime(
-        forward_s=forward + padding_s,
-        input_grad_s=input_grad + padding_s,
-        weight_grad_s=weight_grad,
-        activation_s=activation,
+        fc1=_product_time(context, rates, first),
+        fc2=_product_time(context, rates, second),
+        activation_s=activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=False),
+        activation_backward_s=activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=True),
+        padding_s=context.memory_bound_s(shape.pads_by_copying * copied_bytes),
+    )
+
+
+def _product_time(context: CostContext, rates: GroupedRates, gemm: GroupedGemm) -> ProductTime:
+    """Seconds of one product with the casts of its inputs, both passes."""
+    turned = GroupedGemm(experts=gemm.experts, rows=gemm.rows, n=gemm.k, k=gemm.n)
+    return ProductTime(
+        forward_s=grouped_gemm_time_s(rates, gemm) + _cast_s(context, gemm.rows * gemm.k),
+        input_grad_s=grouped_gemm_time_s(rates, turned) + _cast_s(context, gemm.rows * gemm.n),
+        weight_grad_s=grouped_gemm_weight_gradient_time_s(rates, gemm),
     )
 
 

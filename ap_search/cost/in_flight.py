@@ -95,6 +95,7 @@ def in_flight_microbatches(
     return alive
 
 
+@lru_cache(maxsize=16384)
 def in_flight_chunk_vectors(
     *, schedule: int, pp: int, vpp: int, stage: int, num_microbatches: int, extra_warmup: int = 0
 ) -> IntArray:
@@ -134,7 +135,9 @@ def in_flight_chunk_vectors(
     vector = in_flight_microbatches(
         schedule=schedule, pp=pp, vpp=1, stage=np.array([stages]), num_microbatches=num_microbatches
     )
-    return np.asarray(vector, dtype=np.int64)
+    alone = np.asarray(vector, dtype=np.int64)
+    alone.setflags(write=False)
+    return alone
 
 
 @lru_cache(maxsize=4096)

@@ -110,8 +110,8 @@ class RoutedTime:
     def take(self, rows: IntArray) -> "RoutedTime":
         """Spread distinct shapes over plans."""
         names = [field.name for field in fields(self) if field.name != "experts"]
-        experts = ExpertTime(**{field.name: getattr(self.experts, field.name)[rows] for field in fields(ExpertTime)})
-        return RoutedTime(experts=experts, **{name: np.asarray(getattr(self, name))[rows] for name in names})
+        taken = {name: np.asarray(getattr(self, name))[rows] for name in names}
+        return RoutedTime(experts=self.experts.take(rows), **taken)
 
 
 def routed_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> RoutedTime:
@@ -213,6 +213,7 @@ def moe_time(context: CostContext, moe: MoeFfn, shapes: Shapes, *, shape: Dispat
     time.forward[Part.EXPERT] = balanced.experts.forward_s + latent_forward
     time.backward[Part.EXPERT] = balanced.experts.input_grad_s + balanced.experts.weight_grad_s + latent_backward
     time.weight_grad[:] = balanced.experts.weight_grad_s + router_grad + latent_grad
+    time.experts[:] = balanced.experts.steps_s
     time.forward[Part.OTHER] = np.where(np.greater(shape.padded_capacity, 0), 0.0, context.software.host_sync_s)
     _add_exchange(time, balanced)
     time.forward[Part.IMBALANCE] = actual.forward_s - balanced.forward_s

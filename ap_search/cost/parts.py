@@ -45,6 +45,14 @@ class Exchange(IntEnum):
     COMBINE_BACKWARD = 3
 
 
+class ExpertStep(IntEnum):
+    """What routed experts do, rows of `BlockTime.experts`."""
+
+    FC1 = 0
+    ACTIVATION = 1
+    FC2 = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockTime:
     """Exposed seconds of one block and one micro-batch on one device, and what it sends.
@@ -54,7 +62,8 @@ class BlockTime:
     plans). `hidden` (wires, plans) are communication seconds, forward and backward, that run beside compute of the same
     micro-batch. `exchange` (passes, plans) are dispatch, combine and their backward, each alone; `paired` the seconds
     of dispatch and of combine, over forward and backward, that hide where a forward of one micro-batch runs into a
-    backward of another.
+    backward of another. `experts` (2, steps, plans) are forward and backward seconds of the experts' steps, of which
+    the part EXPERT is made, padding and latent projections besides.
     """
 
     forward: FloatArray
@@ -65,6 +74,7 @@ class BlockTime:
     hidden: FloatArray
     exchange: FloatArray
     paired: FloatArray
+    experts: FloatArray
 
     @classmethod
     def empty(cls, plans: int) -> "BlockTime":
@@ -78,6 +88,7 @@ class BlockTime:
             hidden=np.zeros((len(Wire), plans)),
             exchange=np.zeros((len(Exchange), plans)),
             paired=np.zeros((2, plans)),
+            experts=np.zeros((2, len(ExpertStep), plans)),
         )
 
     def plus(self, other: "BlockTime") -> "BlockTime":
@@ -91,4 +102,5 @@ class BlockTime:
             hidden=self.hidden + other.hidden,
             exchange=self.exchange + other.exchange,
             paired=self.paired + other.paired,
+            experts=self.experts + other.experts,
         )

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 
 from ap_search.cost.context import CostContext
-from ap_search.cost.parts import BlockTime, Exchange, Part, Wire
+from ap_search.cost.parts import BlockTime, Exchange, ExpertStep, Part, Wire
 from ap_search.cost.prepared import Prepared, prepare
 from ap_search.cost.stages import stage_runs
 from ap_search.plan.mesh import Group, group_ranks
@@ -17,6 +17,8 @@ from ap_search.spec.machine import Machine
 GROUPS: tuple[Group, ...] = get_args(Group)
 EXPERT_GROUPS = ("ep", "etp", "edp", "tp-ep")
 INSIDE = "inside"
+# Sums of seconds in another order may differ by less than this.
+ROUNDING_S = 1e-12
 
 
 def communication_groups(
@@ -100,7 +102,7 @@ def moe_path(time: BlockTime, *, repeats: bool) -> tuple[PathStep, ...]:
         _step("router", forward[Part.ROUTER], backward[Part.ROUTER]),
         _step("permute", forward[Part.DISPATCH] - dispatch[0], backward[Part.DISPATCH] - dispatch[1]),
         _step("dispatch", *dispatch, sent=sent[Wire.DISPATCH], back=back[Wire.DISPATCH]),
-        _step("experts", forward[Part.EXPERT], backward[Part.EXPERT]),
+        *_expert_steps(time),
         _step("combine", *combine, sent=sent[Wire.COMBINE], back=back[Wire.COMBINE]),
         _step("unpermute", forward[Part.COMBINE] - combine[0], backward[Part.COMBINE] - combine[1]),
         _step("shared experts", forward[Part.SHARED_EXPERT], backward[Part.SHARED_EXPERT]),
@@ -111,6 +113,14 @@ def moe_path(time: BlockTime, *, repeats: bool) -> tuple[PathStep, ...]:
         _step("recompute", 0.0, backward[Part.RECOMPUTE], back=twice),
     ]
     return (*steps, *(step for step in extra if step.forward_s + step.backward_s > 0))
+
+
+def _expert_steps(time: BlockTime) -> list[PathStep]:
+    """Read the steps of the routed experts; casts are theirs, padded copies and latent projections stand apart."""
+    each = time.experts[:, :, 0]
+    steps = [_step(f"expert {step.name.lower()}", *each[:, step]) for step in ExpertStep]
+    rest = np.array([time.forward[Part.EXPERT, 0], time.backward[Part.EXPERT, 0]]) - each.sum(axis=1)
+    return [*steps, *([_step("expert padding, projections", *rest)] if rest.sum() > ROUNDING_S else [])]
 
 
 def _step(name: str, forward_s: float, backward_s: float, *, sent: float = 0.0, back: float = 0.0) -> PathStep:

@@ -15,6 +15,7 @@ from ap_search.report.explanation import explanation_lines, folded_ranks
 from ap_search.report.terminal import render_estimate, render_search
 from ap_search.result import CommunicationGroup, Explanation, PathStep
 from ap_search.search.explanation import communication_groups, explain_plan
+from ap_search.spec.job import Precision
 from ap_search.units import MIB
 from tests import cost_cases as cases
 from tests.unit.fake_answers import found
@@ -134,11 +135,26 @@ def test_steps_are_the_steps_of_the_plans_breakdown() -> None:
     path = _path(explain_plan(where, priced))
     times = {name: step.forward_s + step.backward_s for name, step in path.items()}
     assert 14 * times["router"] == pytest.approx(priced.time.router_s)
-    assert 14 * times["experts"] == pytest.approx(priced.time.expert_s)
+    experts = [times[f"expert {step}"] for step in ("fc1", "activation", "fc2")]
+    assert 14 * sum(experts) == pytest.approx(priced.time.expert_s)
+    assert min(experts) > 0
     exchange = times["permute"] + times["dispatch"] + times["combine"] + times["unpermute"]
     assert 14 * exchange == pytest.approx(priced.time.dispatch_s + priced.time.combine_s)
     sent = sum(step.sent_forward_bytes + step.sent_backward_bytes for step in path.values())
     assert 14 * sent == priced.traffic.dispatch_bytes + priced.traffic.combine_bytes
+
+
+def test_copies_for_padding_and_projections_are_no_products() -> None:
+    """In fp8 rows are copied into padded ones: seconds of the experts that no product has; in bf16 there are none."""
+    name = "expert padding, projections"
+    where = cases.context(cases.small_model(mtp_layers=0), 8, global_batch=8)
+    assert name not in _path(explain_plan(where, cases.price(where, "ep=8")))
+    narrow = cases.context(cases.small_model(mtp_layers=0), 8, global_batch=8, precision=Precision.FP8)
+    priced = cases.price(narrow, "ep=8")
+    path = _path(explain_plan(narrow, priced))
+    assert path[name].forward_s == pytest.approx(path[name].backward_s)
+    each = [step.forward_s + step.backward_s for step_name, step in path.items() if step_name.startswith("expert ")]
+    assert 7 * sum(each) == pytest.approx(priced.time.expert_s)
 
 
 def test_backward_mirrors_forward() -> None:
