@@ -19,7 +19,7 @@ devices_per_domain: 8
 scale_up_gbyte_per_s: 200
 nic_gbit_per_s: 100
 """
-NOT_VALUES = {"name", "device", "sources", "assumed"}
+NOT_VALUES = {"name", "device", "recognised_by", "sources", "assumed"}
 
 
 def write(folder: Path, text: str) -> Path:
