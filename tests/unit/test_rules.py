@@ -89,6 +89,13 @@ BROKEN = [
         1,
         0,
     ),
+    (
+        "deepep_padding",
+        context(MOE, 8, capacity_factor=1.25, pad_to_capacity=True),
+        {"ep": 8, "dispatcher": Dispatcher.DEEPEP},
+        1,
+        0,
+    ),
     ("deepep_node", context(V3, 64, devices_per_domain=4), {"ep": 16, "dispatcher": Dispatcher.DEEPEP}, 4, 8),
     (
         "one_dispatcher_of_one",

@@ -90,6 +90,15 @@ def _kernels_describe(context: RuleContext, plan: Plan) -> Broken:
     return Broken(text=text, demand=1, bound=0, unit="dispatchers")
 
 
+def _padded_margin(context: RuleContext, table: PlanTable) -> IntArray:
+    return unless((table.dispatcher != Dispatcher.DEEPEP) | (not context.job.pad_to_capacity), table)
+
+
+def _padded_describe(context: RuleContext, plan: Plan) -> Broken:
+    text = "deepep does not pad experts' inputs to capacity, which the job asks for"
+    return Broken(text=text, demand=1, bound=0, unit="padded inputs")
+
+
 def _together(context: RuleContext, table: PlanTable) -> tuple[IntArray, IntArray]:
     """Count per plan the members of an expert group in one scale-up domain, and the domains that it spans."""
     domain = context.machine.domain_size(context.job.devices)
@@ -172,6 +181,15 @@ KERNEL_DISPATCHER_RULES: tuple[Rule, ...] = (
         reads=("dispatcher",),
         margin=_kernels_margin,
         describe=_kernels_describe,
+        levers=("dispatcher",),
+    ),
+    Rule(
+        id="deepep_padding",
+        sentence="deepep does not pad experts' inputs to capacity",
+        source="Megatron-LM megatron/core/transformer/transformer_config.py (moe_pad_expert_input_to_capacity)",
+        reads=("dispatcher",),
+        margin=_padded_margin,
+        describe=_padded_describe,
         levers=("dispatcher",),
     ),
     Rule(
