@@ -94,6 +94,8 @@ def _setting(
             load=job.load.name,
             placement=job.placement.value,
             redundant_experts=job.redundant_experts,
+            capacity_factor=job.capacity_factor,
+            pad_to_capacity=job.pad_to_capacity,
             target=job.target.value,
             assumed=job.assumed,
         ),
@@ -172,6 +174,8 @@ def search(
     load: str | Path = "balanced",
     placement: str = "contiguous",
     redundant_experts: int = 0,
+    capacity_factor: float | None = None,
+    pad_to_capacity: bool = False,
     target: str = "any",
     explain: bool = False,
     top: int = 10,
@@ -203,6 +207,8 @@ def search(
         Which ranks hold which experts: `contiguous`, `eplb`, `lplb`, `ideal`.
     redundant_experts : int
         Copies of experts per MoE layer, for a placement that balances.
+    capacity_factor, pad_to_capacity : float, optional, and bool
+        Token copies that an expert takes over its balanced share (dropless), and whether its input is padded to it.
     target : str
         Only plans that this framework can run: `any`, `megatron`, `torchtitan`, `hyperparallel`, `deepspeed`.
     explain : bool
@@ -240,14 +246,14 @@ def search(
         load=load,
         placement=placement,
         redundant_experts=redundant_experts,
+        capacity_factor=capacity_factor,
+        pad_to_capacity=pad_to_capacity,
         target=target,
     )
     domains = search_domains(setting.rules, _chosen(set))
-    tell = progress or _quiet
-    ranking = run_search(setting.rules, setting.cost, domains, top=top, progress=tell)
-    empty = (
-        None if ranking.plans else explain_empty(setting.rules, setting.cost, domains, ranking=ranking, progress=tell)
-    )
+    rules, cost, tell = setting.rules, setting.cost, progress or _quiet
+    ranking = run_search(rules, cost, domains, top=top, progress=tell)
+    empty = None if ranking.plans else explain_empty(rules, cost, domains, ranking=ranking, progress=tell)
     return SearchResult(
         model=setting.model,
         cluster=setting.cluster,
@@ -282,6 +288,8 @@ def estimate(
     load: str | Path = "balanced",
     placement: str = "contiguous",
     redundant_experts: int = 0,
+    capacity_factor: float | None = None,
+    pad_to_capacity: bool = False,
     target: str = "any",
     explain: bool = False,
 ) -> SearchResult:
@@ -291,7 +299,7 @@ def estimate(
     ----------
     model, devices, cluster, global_batch, seq_len, precision, memory_limit_gib, reserve_gib, software, load
         As for `search`.
-    placement, redundant_experts, target, explain
+    placement, redundant_experts, capacity_factor, pad_to_capacity, target, explain
         As for `search`.
     plan : str
         `tp=2,pp=4,ep=8`, or a plan's short name as printed.
@@ -324,6 +332,8 @@ def estimate(
         load=load,
         placement=placement,
         redundant_experts=redundant_experts,
+        capacity_factor=capacity_factor,
+        pad_to_capacity=pad_to_capacity,
         target=target,
     )
     priced = _price_named(setting, plan, _chosen(set))

@@ -19,6 +19,7 @@ from ap_search.cli_flags import (
     EXAMPLES,
     FLAGS,
     HIGHEST,
+    HIGHEST_FACTOR,
     HIGHEST_GIB,
     LOWEST,
     LOWEST_GIB,
@@ -284,8 +285,8 @@ def _read(name: str, value: Any) -> Any:
         check_target(value, _flag(name))
     elif name in HIGHEST:
         return _integer(name, value)
-    elif name in LOWEST_GIB:
-        return _gib(name, value)
+    elif name in LOWEST_GIB or name in HIGHEST_FACTOR:
+        return _decimal(name, value)
     elif value == "" or (name in CHOICES and value not in CHOICES[name]):
         near = _did_you_mean(value, CHOICES.get(name, ()))
         raise SpecError(_flag(name), f"got {value!r}{near}", _legal(name))
@@ -299,10 +300,11 @@ def _integer(name: str, text: str) -> int:
     return int(text)
 
 
-def _gib(name: str, text: str) -> float:
-    """Read a size in GiB within the flag's bounds."""
+def _decimal(name: str, text: str) -> float:
+    """Read a size in GiB, or a factor, within the flag's bounds."""
     number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)
-    if not number or float(text) > HIGHEST_GIB or (float(text) == 0 and LOWEST_GIB[name] != "0"):
+    highest, lowest = HIGHEST_FACTOR.get(name, HIGHEST_GIB), LOWEST_GIB.get(name, "0")
+    if not number or float(text) > highest or (float(text) == 0 and lowest != "0"):
         raise SpecError(_flag(name), f"got {text!r}", _legal(name))
     return float(text)
 
@@ -311,6 +313,8 @@ def _legal(name: str) -> str:
     """Say what a flag takes, or nothing where its file or preset is judged later."""
     if name in HIGHEST:
         return f"an integer from {LOWEST.get(name, 1)} to {HIGHEST[name]}"
+    if name in HIGHEST_FACTOR:
+        return f"a number from 0 to {HIGHEST_FACTOR[name]}"
     if name in LOWEST_GIB:
         return f"GiB, {LOWEST_GIB[name]} to {HIGHEST_GIB}"
     return REQUIRED.get(name, "") or " ".join(CHOICES.get(name, ()))

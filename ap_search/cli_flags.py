@@ -8,6 +8,7 @@ HIGHEST = {
     "redundant_experts": 65_536,
     "top": 1_000_000,
 }
+HIGHEST_FACTOR = {"capacity_factor": 65_536}
 LOWEST_GIB = {"memory_limit_gib": "above 0", "reserve_gib": "0"}
 HIGHEST_GIB = 1_000_000
 CHOICES = {
@@ -37,6 +38,8 @@ JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--load", "L", "balanced", "tokens per expert: balanced, zipf:A, or a histogram in YAML/JSON/CSV/NPY (balanced)"),
     ("--placement", "W", "contiguous", "experts on ranks: contiguous eplb lplb ideal (contiguous)"),
     ("--redundant-experts", "R", "0", "copies of experts per MoE layer, for a placement that balances (0)"),
+    ("--capacity-factor", "X", None, "token copies that an expert takes over its even share; the rest drop (dropless)"),
+    ("--pad-to-capacity", "", None, "fill each expert's input up to its capacity: sizes are fixed, no stop to count"),
     ("--target", "T", "any", "framework that must run the plan: any megatron torchtitan hyperparallel deepspeed (any)"),
     ("--explain", "", None, "list communication groups and the steps of a MoE layer, for the first plan"),
     ("--top", "K", "10", "plans shown (10)"),

@@ -107,7 +107,7 @@ def _step_text(job: JobSummary) -> str:
     return (
         f"{job.global_batch:,} sequences{_assumed(job, 'global_batch')} of {job.seq_len:,} tokens"
         f"{_assumed(job, 'seq_len')}, {job.precision}{_assumed(job, 'precision')}, "
-        f"load {job.load}{_placement(job)}, software {job.software}, target {job.target}"
+        f"load {job.load}{_placement(job)}{_capacity(job)}, software {job.software}, target {job.target}"
     )
 
 
@@ -116,6 +116,13 @@ def _placement(job: JobSummary) -> str:
     if job.placement == "contiguous":
         return ""
     return f", experts placed {placement_text(job.placement, job.redundant_experts)}"
+
+
+def _capacity(job: JobSummary) -> str:
+    """Write an expert's capacity, unless nothing is dropped."""
+    if not job.capacity_factor:
+        return ""
+    return f", capacity factor {job.capacity_factor:g}{', padded to it' if job.pad_to_capacity else ''}"
 
 
 def _limit_text(job: JobSummary) -> str:

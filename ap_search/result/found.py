@@ -56,6 +56,8 @@ class JobSummary:
     assumed: tuple[str, ...] = ()
     placement: str = "contiguous"
     redundant_experts: int = 0
+    capacity_factor: float = 0.0
+    pad_to_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,7 @@ def make_job(
     placement: object = None,
     redundant_experts: object = None,
     capacity_factor: object = None,
+    pad_to_capacity: object = None,
     target: object = None,
 ) -> Job:
     """Make a job of what was given, in the units of the flags; None stands for a default, which is named as assumed.
@@ -119,6 +120,8 @@ def make_job(
         Copies of experts per MoE layer and expert-parallel group, 0 (when not given) to 65536; none where contiguous.
     capacity_factor : float, optional
         Token copies that an expert takes over its balanced share; 0, dropless, when not given.
+    pad_to_capacity : bool, optional
+        Whether each expert's input is padded to its capacity, which a capacity factor up to num_experts/top_k gives.
     target : str, optional
         Framework that must run the plan; `any` when not given.
 
@@ -144,6 +147,7 @@ def make_job(
         "placement": placement,
         "redundant_experts": redundant_experts,
         "capacity_factor": capacity_factor,
+        "pad_to_capacity": pad_to_capacity,
         "target": target,
     }
     job = Job(
@@ -159,6 +163,7 @@ def make_job(
         placement=_placement(faults, model, placement, target),
         redundant_experts=_redundant_experts(faults, model, redundant_experts, placement),
         capacity_factor=_capacity_factor(faults, model, capacity_factor),
+        pad_to_capacity=_pad_to_capacity(faults, model, pad_to_capacity, capacity_factor),
         target=faults.choice("--target", target, default=_DEFAULT.target),
         assumed=tuple(name for name, value in given.items() if value is None),
     )
@@ -258,3 +263,24 @@ def _capacity_factor(faults: _Faults, model: Model, value: object) -> float:
         faults.add("--capacity-factor", f"is {short(value)}, but the model has no routed experts", "none")
         return _DEFAULT.capacity_factor
     return faults.number("--capacity-factor", value, least=0.0, most=model.moe.num_experts)
+
+
+def _pad_to_capacity(faults: _Faults, model: Model, value: object, factor: object) -> bool:
+    """Whether experts' inputs are padded to capacity: it takes one, no more than the tokens of a rank.
+
+    Source: Megatron-LM `transformer_config.py` (moe_pad_expert_input_to_capacity), `moe_utils.py` (permute with
+    drop_and_pad picks capacity of a rank's tokens).
+    """
+    flag = "--pad-to-capacity"
+    if value is None or value is False:
+        return False
+    if value is not True:
+        faults.add(flag, f"is {describe(value)}", "true or false")
+    elif model.moe is None:
+        faults.add(flag, "is set, but the model has no routed experts", "off")
+    elif isinstance(factor, bool) or not isinstance(factor, numbers.Real) or not factor:
+        faults.add(flag, "is set, but there is no capacity to pad to", "off, or a --capacity-factor above 0")
+    elif float(factor) > model.moe.num_experts / model.moe.top_k:
+        most = model.moe.num_experts / model.moe.top_k
+        faults.add(flag, f"is set, but capacity at {factor:g} is more than a rank's tokens", f"a factor up to {most:g}")
+    return True

@@ -61,6 +61,8 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
         "load": "balanced",
         "placement": "contiguous",
         "redundant_experts": 0,
+        "capacity_factor": None,
+        "pad_to_capacity": False,
         "target": "any",
         "explain": False,
         "top": 10,
@@ -73,7 +75,7 @@ def test_a_search_needs_a_model_and_devices_only(api, capsys):
 def test_flags_become_arguments(api):
     flags = "--cluster c --global-batch 64 --seq-len 8192 --precision fp8 --set ep=8,16 --set recompute=none --top 3"
     more = "--memory-limit-gib 70.5 --reserve-gib 0 --software s --load zipf:1.2 --target megatron"
-    placed = "--placement eplb --redundant-experts 8 --explain"
+    placed = "--placement eplb --redundant-experts 8 --capacity-factor 1.25 --pad-to-capacity --explain"
     assert main([*JOB, *flags.split(), *more.split(), *placed.split()]) == 0
     del api.arguments["progress"]
     assert api.arguments == {
@@ -90,6 +92,8 @@ def test_flags_become_arguments(api):
         "load": "zipf:1.2",
         "placement": "eplb",
         "redundant_experts": 8,
+        "capacity_factor": 1.25,
+        "pad_to_capacity": True,
         "target": "megatron",
         "explain": True,
         "top": 3,

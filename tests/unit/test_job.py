@@ -61,6 +61,7 @@ def test_defaults_are_filled_in_and_named(machine: Machine) -> None:
         "placement",
         "redundant_experts",
         "capacity_factor",
+        "pad_to_capacity",
         "target",
     )
 
@@ -78,6 +79,7 @@ def test_what_is_given_is_taken_and_not_assumed(machine: Machine) -> None:
         placement="ideal",
         redundant_experts=8,
         capacity_factor=1.25,
+        pad_to_capacity=True,
         target="megatron",
     )
     assert (job.devices, job.global_batch, job.seq_len) == (32, 1024, 1)
@@ -86,7 +88,7 @@ def test_what_is_given_is_taken_and_not_assumed(machine: Machine) -> None:
     assert (job.memory_limit_bytes, job.reserve_bytes) == (int(40.5 * GIB), 0)
     assert job.load.shares is not None
     assert job.load.shares.shape == (1, 8)
-    assert (job.placement, job.redundant_experts) == (PlacementPolicy.IDEAL, 8)
+    assert (job.placement, job.redundant_experts, job.pad_to_capacity) == (PlacementPolicy.IDEAL, 8, True)
     assert job.assumed == ()
 
 
@@ -208,6 +210,22 @@ def test_the_capacity_factor_is_at_most_the_number_of_experts(machine: Machine, 
     (line,) = faults(machine, capacity_factor=value)
     assert line.startswith("--capacity-factor: is ")
     assert line.endswith("(legal: a number from 0 to 8)")
+
+
+def test_padding_needs_a_capacity_that_a_rank_can_fill(machine: Machine) -> None:
+    """8 experts, top-2: above a factor of 4 an expert has more slots than a rank has tokens."""
+    for factor in (None, 0.0):
+        assert faults(machine, capacity_factor=factor, pad_to_capacity=True) == [
+            "--pad-to-capacity: is set, but there is no capacity to pad to"
+            " (legal: off, or a --capacity-factor above 0)"
+        ]
+    assert make(machine, capacity_factor=4, pad_to_capacity=True).pad_to_capacity
+    assert faults(machine, capacity_factor=4.5, pad_to_capacity=True) == [
+        "--pad-to-capacity: is set, but capacity at 4.5 is more than a rank's tokens (legal: a factor up to 4)"
+    ]
+    assert faults(machine, pad_to_capacity="yes")[0].startswith("--pad-to-capacity: is ")
+    dense = faults(machine, model=model(num_experts=0), pad_to_capacity=True)
+    assert dense == ["--pad-to-capacity: is set, but the model has no routed experts (legal: off)"]
 
 
 def test_a_dense_model_has_no_load_and_no_capacity(machine: Machine) -> None:
