@@ -7,6 +7,9 @@ from ap_search.spec.presets import locate, preset_names
 from ap_search.spec.profiles import ProfileFile, load_software
 from ap_search.spec.reader import read_mapping
 
+# Words, not values with an origin.
+NOT_VALUES = ("name", "description", "recognised_by", "sources")
+
 
 def write(folder: Path, text: str) -> Path:
     path = folder / "mine.yaml"
@@ -18,7 +21,7 @@ def test_the_default_preset_is_the_default_of_the_schema() -> None:
     """A file that gives its name only behaves as `default`, so every default stands in one documented file too."""
     given = read_mapping(locate("software", "default"))
     for key, field in ProfileFile.model_fields.items():
-        if key not in ("name", "description", "sources"):
+        if key not in NOT_VALUES:
             assert given[key] == field.default, key
 
 
@@ -35,14 +38,14 @@ def test_every_value_of_a_preset_has_a_source(name: str) -> None:
     given = read_mapping(locate("software", name))
     sources = given["sources"]
     assert isinstance(sources, dict)
-    assert set(given) - {"name", "description", "sources"} == set(sources)
+    assert set(given) - set(NOT_VALUES) == set(sources)
     assert given["name"] == name
     assert load_software(name).description
 
 
 def test_no_overlap_hides_nothing_and_is_otherwise_the_default() -> None:
     default, bare = read_mapping(locate("software", "default")), read_mapping(locate("software", "no-overlap"))
-    differing = {key for key in default if key not in ("name", "description", "sources") and default[key] != bare[key]}
+    differing = {key for key in default if key not in NOT_VALUES and default[key] != bare[key]}
     assert differing == {key for key in differing if key.endswith("_overlap_ratio")}
     assert all(bare[key] == 0.0 for key in bare if key.endswith("_overlap_ratio"))
 
