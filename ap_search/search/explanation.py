@@ -110,7 +110,7 @@ def moe_path(time: BlockTime, *, repeats: bool) -> tuple[PathStep, ...]:
     twice = again[Wire.DISPATCH] + again[Wire.COMBINE]
     extra = [
         _step("imbalance", forward[Part.IMBALANCE], backward[Part.IMBALANCE]),
-        _step("recompute", 0.0, backward[Part.RECOMPUTE], back=twice),
+        _step("recompute of the layer", 0.0, backward[Part.RECOMPUTE], back=twice),
     ]
     return (*steps, *(step for step in extra if step.forward_s + step.backward_s > 0))
 

@@ -228,7 +228,7 @@ def test_ap_ep_07_ep_wider_than_dp_folds_over_tp_and_cp() -> None:
 
 def test_ap_ep_07_the_toy_searches_end_to_end() -> None:
     """Plans ranked by time, each within memory, its parts complete: time sums to the step, memory to its stage."""
-    answer = toy_search(set={"etp": [1, 2], "sharding": ["zero1", "zero3"]})
+    answer = toy_search(set={"etp": [1, 2], "cp": [1]})
     assert [priced.rank for priced in answer.plans] == list(range(1, len(answer.plans) + 1))
     for faster, slower in pairwise(answer.plans):
         assert faster.step_time_s <= slower.step_time_s * (1 + 1e-12)

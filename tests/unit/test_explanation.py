@@ -184,8 +184,8 @@ def test_recompute_and_imbalance_are_steps_only_where_they_are() -> None:
     """`moe` recompute sends dispatch and combine once more, in backward; skew makes the busiest rank slower."""
     where = cases.context(cases.small_model(), 16)
     plain = _path(explain_plan(where, cases.price(where, "ep=8")))
-    assert {"recompute", "imbalance"} & set(plain) == set()
-    again = _path(explain_plan(where, cases.price(where, "ep=8,recompute=selective:moe")))["recompute"]
+    assert {"recompute of the layer", "imbalance"} & set(plain) == set()
+    again = _path(explain_plan(where, cases.price(where, "ep=8,recompute=selective:moe")))["recompute of the layer"]
     assert again.forward_s == 0
     assert again.backward_s > 0
     sent = plain["dispatch"].sent_forward_bytes + plain["combine"].sent_forward_bytes
