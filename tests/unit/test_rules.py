@@ -377,10 +377,10 @@ def test_low_precision_wants_whole_blocks_of_inner_widths() -> None:
 
 @pytest.mark.parametrize(
     ("ep", "domain", "fine"),
-    [(8, 8, True), (16, 8, True), (4, 8, True), (8, 4, False), (16, 64, False), (64, 64, False), (8, 64, True)],
+    [(8, 8, True), (16, 8, True), (4, 8, True), (8, 4, False), (16, 64, True), (64, 32, False), (8, 64, True)],
 )
 def test_deepep_counts_eight_devices_to_a_node(ep: int, domain: int, fine: bool) -> None:
-    """16 of a domain of 64 would be two of its nodes inside one domain; 8 over two domains of 4 no node at all."""
+    """Inside one domain any group; 8 over two domains of 4, or 64 over two of 32, are no nodes of 8."""
     where = context(V3, 64, devices_per_domain=domain)
     one = plan(where, ep=ep, dispatcher=Dispatcher.DEEPEP)
     assert broken_ids(where, one) == ([] if fine else ["deepep_node"])

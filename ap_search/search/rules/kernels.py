@@ -110,8 +110,7 @@ def _node_margin(context: RuleContext, table: PlanTable) -> IntArray:
     rows = np.flatnonzero(table.dispatcher == Dispatcher.DEEPEP)
     fused = table.take(rows)
     together, domains = _together(context, fused)
-    wide = fused.ep * fused.etp > DEEPEP_NODE
-    margin[rows] = np.where(wide, -np.abs(together - DEEPEP_NODE), 1 - domains)
+    margin[rows] = np.where(domains > 1, -np.abs(together - DEEPEP_NODE), 0)
     return margin
 
 
@@ -122,7 +121,7 @@ def _node_describe(context: RuleContext, plan: Plan) -> Broken:
         f"deepep counts {DEEPEP_NODE} devices to a node, but a group of ep*etp = {group} lies on {domains} scale-up"
         f" domains, {together} to one"
     )
-    return Broken(text=text, demand=together, bound=min(group, DEEPEP_NODE), unit="devices of a group in one domain")
+    return Broken(text=text, demand=together, bound=DEEPEP_NODE, unit="devices of a group in one domain")
 
 
 def _split_backward_margin(context: RuleContext, table: PlanTable) -> IntArray:
@@ -194,8 +193,9 @@ KERNEL_DISPATCHER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="deepep_node",
-        sentence="deepep counts 8 devices to a node: a larger group lies 8 to a scale-up domain, a smaller one in one",
-        source="deepseek-ai/DeepEP csrc/kernels/configs.cuh (NUM_MAX_NVL_PEERS), deep_ep.cpp",
+        sentence="deepep counts 8 devices to a node: a group that leaves its scale-up domain lies 8 to a domain",
+        source="deepseek-ai/DeepEP csrc/kernels/configs.cuh (NUM_MAX_NVL_PEERS), deep_ep.cpp; inside an NVL72 rack"
+        " NVIDIA's published DeepSeek-V3 runs on GB200 used it at EP 32",
         reads=("ep", "etp", "dispatcher"),
         margin=_node_margin,
         describe=_node_describe,
