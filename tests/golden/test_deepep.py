@@ -8,6 +8,8 @@ node; over RDMA one copy per token and node, the own node included, for more. Di
 time. Its test routes 8 ranks uniformly, and more by groups that are nodes: at most 4 of them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,34 @@ def bench(ep: int) -> DispatchShape:
         kept_ratio=one,
         fp8_dispatch=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "factor"), [(Dispatcher.ALLTOALL, 10), (Dispatcher.DEEPEP, 2), (Dispatcher.HYBRIDEP, 2)]
+)
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72"])
+def test_leaving_an_nvl72_rack_costs_an_order_of_magnitude(name: str, dispatcher: Dispatcher, factor: float) -> None:
+    """64 ranks of one rack against 64 of each of two: NCCL's all-to-all falls from 667 to 48 GB/s there.
+
+    Source: public OCI guide for GB300 (nccl-tests, 64 and 128 GPUs, 16 GiB). No deduplicating dispatcher was measured
+    across racks; the presets give them no more than that, but they send a token over the edge once, not 4 times.
+    """
+    machine, one = load_cluster(name), np.ones(1)
+    inside, across = (
+        replace(
+            bench(8),
+            moe=MoeFfn(num_experts=256, top_k=8, expert_width=1),
+            dispatcher=int(dispatcher) * one,
+            ep=64 * racks * one,
+            ep_per_domain=64 * one,
+            ep_domains=racks * one,
+            group_per_domain=64 * one,
+            group_domains=racks * one,
+            fp8_dispatch=False,
+        )
+        for racks in (1, 2)
+    )
+    assert float((combine_time_s(machine, across) / combine_time_s(machine, inside))[0]) > factor
 
 
 def published_s(ep: int, bandwidth: float, *, fp8: bool) -> float:
