@@ -3,11 +3,10 @@
 import numpy as np
 
 from ap_search.cost.dispatch import COUNT_BYTES, DispatchShape, by_dispatcher
-from ap_search.cost.message import normal_buffer_bytes
+from ap_search.cost.message import INDEX_BYTES, normal_buffer_bytes
 from ap_search.plan.plan import Dispatcher
 from ap_search.units import BF16_BYTES, FP32_BYTES, Quantity
 
-INDEX_BYTES = 8
 HANDLE_BYTES_PER_RANK = 5
 PADDED_COPIES = 2
 DEEPEP_SMS = 20

@@ -14,13 +14,13 @@ from ap_search.cost.grouped_gemm import (
     grouped_gemm_time_s,
     grouped_gemm_weight_gradient_time_s,
 )
+from ap_search.cost.message import FP8_BYTES
 from ap_search.spec.blocks import MoeFfn
 from ap_search.spec.job import Precision
 from ap_search.units import BF16_BYTES, Quantity
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-FP8_BYTES = 1
 # Read in bf16, written in fp8 for the product at hand and transposed for the weight gradient.
 CAST_BYTES_PER_ELEMENT = BF16_BYTES + 2 * FP8_BYTES
 # Rows copied into padded ones and back: each a read and a write in bf16.
