@@ -107,7 +107,7 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         attention=_attention_fit(rules.attention(file)),
         dispatch=_dispatch_fit(rules.dispatch(file)),
         collectives=tuple(_collective_fit(entry) for entry in rules.collectives(file)),
-        reserve_bytes=gib_to_bytes(file.reserve_gib),
+        reserve_bytes=rules.reserve_bytes(file, _memory_bytes(file)),
         assumed=_assumed(file),
         sources=_sources(file, where),
         provenance=_provenance(file),

@@ -162,8 +162,10 @@ class ClusterFile(_Edge):
         default=None,
         description="Most that one group drives out of one domain in a ring or tree, GB/s (default: all its NICs).",
     )
-    reserve_gib: NotNegative = Field(
-        default=2.5, description="Memory kept free for driver, context, communicators and fragmentation, GiB."
+    reserve_gib: NotNegative | None = Field(
+        default=None,
+        description="Memory kept free for driver, context, communicators and fragmentation, GiB (default: 2.2 and "
+        "3.8 % of the device).",
     )
     fused_dispatchers: tuple[Literal["deepep", "hybridep"], ...] = Field(
         default=("deepep", "hybridep"),

@@ -266,7 +266,8 @@ SHOWN = [
         ),
         31.7,
         0.15,
-        0.05,
+        # The reserve is a share of the device, of which this run fills 40 %.
+        0.1,
     ),
 ]
 
