@@ -11,6 +11,7 @@ from ap_search.search.degrees import DegreeModel, smallest_hitting_set
 from ap_search.search.domains import SearchDomains, default_domains, search_domains
 from ap_search.search.rules import MESH_AXES, RULES, STAGES, Rule, RuleContext, applicable
 from ap_search.search.solver import mesh_candidates
+from ap_search.search.tables import settle_free_knobs
 
 _MAX_TRIES = 12
 
@@ -69,7 +70,8 @@ def _posted(
     context: RuleContext, domains: SearchDomains, rules: tuple[Rule, ...]
 ) -> tuple[list[ClashingRule], DegreeModel]:
     """Post every rule and setting; name them in the order of their literals."""
-    model = DegreeModel(_open_candidates(context, domains), devices=context.job.devices)
+    candidates = settle_free_knobs(context, _open_candidates(context, domains), rules, fixed=domains.fixed)
+    model = DegreeModel(candidates, devices=context.job.devices)
     names: list[ClashingRule] = []
     for axis in domains.fixed:
         model.restrict(f"set:{axis}", axis, getattr(domains, axis))
@@ -103,8 +105,10 @@ class _Question:
         meshes = mesh_candidates(self.context, self.domains)
         defaults = _open_candidates(self.context, self.domains)
         knobs = {axis: getattr(self.domains, axis) or defaults[axis] for axes in STAGES[1:] for axis in axes}
-        model = DegreeModel(meshes | knobs, devices=self.context.job.devices)
-        numbers = [model.post(self.context, rule) for rule in applicable(self.rules, self.context)]
+        rules = applicable(self.rules, self.context)
+        candidates = settle_free_knobs(self.context, meshes | knobs, rules, fixed=self.domains.fixed)
+        model = DegreeModel(candidates, devices=self.context.job.devices)
+        numbers = [model.post(self.context, rule) for rule in rules]
         return model.clash(numbers) is None
 
     def with_values(self, axis: str, value: int) -> "_Question":

@@ -4,20 +4,21 @@ Each degree is written by the exponents of its primes, so that products of degre
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ap_search.plan.table import IntArray
 from ap_search.search.rules import MESH_AXES, Rule, RuleContext
-from ap_search.search.rules.columns import complete
+from ap_search.search.tables import legality
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _SEED = 1
 _FEWER_FIRST = 10**6
+MAX_TABLE_ROWS = 4096
 
 
 class DegreeModel:
@@ -40,22 +41,25 @@ class DegreeModel:
         self._candidates = candidates
         degrees = [value for axis in candidates if axis in MESH_AXES for value in candidates[axis]]
         self._primes = _primes([devices, *degrees])
+        self._codes = {axis: self._code(axis, values) for axis, values in candidates.items()}
         self._variables = {axis: self._add_axis(axis) for axis in candidates}
         self._literals: list[cp_model.IntVar] = []
 
     def _add_axis(self, axis: str) -> list["cp_model.IntVar"]:
         """Make the variables of one axis and allow its candidates."""
-        codes = [self._code(axis, value) for value in self._candidates[axis]]
+        codes = self._codes[axis]
         variables = [
-            self._model.new_int_var(min(column), max(column), f"{axis}_{index}")
-            for index, column in enumerate(zip(*codes, strict=True))
+            self._model.new_int_var(int(column.min()), int(column.max()), f"{axis}_{index}")
+            for index, column in enumerate(codes.T)
         ]
-        self._model.add_allowed_assignments(variables, codes)
+        self._model.add_allowed_assignments(variables, codes.tolist())
         return variables
 
-    def _code(self, axis: str, value: int) -> tuple[int, ...]:
-        """Write a value: the exponents of its primes for a degree, itself for a knob."""
-        return tuple(_exponent(value, prime) for prime in self._primes) if axis in MESH_AXES else (value,)
+    def _code(self, axis: str, values: Sequence[int]) -> IntArray:
+        """Write values, a row each: the exponents of its primes for a degree, itself for a knob."""
+        if axis in MESH_AXES:
+            return np.array([[_exponent(value, prime) for prime in self._primes] for value in values], dtype=np.int64)
+        return np.array(values, dtype=np.int64)[:, None]
 
     def post(self, context: RuleContext, rule: Rule) -> int:
         """Post a rule under a new literal; return the literal's number."""
@@ -80,7 +84,7 @@ class DegreeModel:
 
     def keep(self, axis: str, legal: Callable[[int], bool]) -> None:
         """Demand a value of `axis` for which `legal` is true."""
-        self._allow((axis,), [(value,) for value in self._candidates[axis] if legal(value)])
+        self._allow((axis,), np.argwhere([legal(value) for value in self._candidates[axis]]))
 
     def divide(self, axes: tuple[str, ...], value: int) -> None:
         """Demand that the product of `axes` divides `value`."""
@@ -105,22 +109,48 @@ class DegreeModel:
         """Demand a linear constraint where the newest literal is true."""
         self._model.add(constraint).only_enforce_if(self._literals[-1])
 
-    def _allow(self, axes: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-        """Demand that the values of some axes are one of the rows, where the newest literal is true."""
-        if not rows:
+    def _allow(self, axes: Sequence[str], rows: IntArray) -> None:
+        """Demand one row of some axes, given by places in their candidates, where the newest literal is true."""
+        if not len(rows):
             self._model.add_bool_and([~self._literals[-1]])
         elif axes:
-            variables = [variable for axis in axes for variable in self._variables[axis]]
-            codes = [sum((self._code(axis, row[i]) for i, axis in enumerate(axes)), ()) for row in rows]
-            self._model.add_allowed_assignments(variables, codes).only_enforce_if(self._literals[-1])
+            self._add_table([variable for axis in axes for variable in self._variables[axis]], self._coded(axes, rows))
+
+    def _coded(self, axes: Sequence[str], rows: IntArray) -> IntArray:
+        """Write rows of places in the candidates by the values of the variables, shape (rows, variables)."""
+        return np.concatenate([self._codes[axis][rows[:, index]] for index, axis in enumerate(axes)], axis=1)
+
+    def _add_table(self, variables: Sequence["cp_model.IntVar"], rows: IntArray) -> None:
+        """Demand one of the rows of values, where the newest literal is true."""
+        self._model.add_allowed_assignments(variables, rows.tolist()).only_enforce_if(self._literals[-1])
 
     def _tabulate(self, context: RuleContext, rule: Rule) -> None:
-        """Allow the combinations of what a rule reads for which its margin is not negative."""
-        axes = [axis for axis in self._candidates if axis in rule.reads]
-        rows = list(product(*(self._candidates[axis] for axis in axes)))
-        columns = np.array(rows, dtype=np.int64).reshape(len(rows), len(axes)).T
-        table = complete(context, dict(zip(axes, columns, strict=True)), rows=len(rows))
-        self._allow(axes, [rows[index] for index in np.flatnonzero(rule.margin(context, table) >= 0)])
+        """Allow the combinations of what a rule reads where it holds; one that holds everywhere says nothing."""
+        axes, legal = legality(context, rule, self._candidates)
+        if legal.all():
+            return
+        if legal.sum() > MAX_TABLE_ROWS and len(axes) > 1:
+            self._allow_by_class(axes, legal)
+        else:
+            self._allow(axes, np.argwhere(legal))
+
+    def _allow_by_class(self, axes: Sequence[str], legal: NDArray[np.bool_]) -> None:
+        """Allow a large table by two small ones: the other axes give a class, the class the values of the longest axis.
+
+        Rows of the other axes with the same legal values of the longest axis are one class; those without any are left
+        out.
+        """
+        longest = int(np.argmax(legal.shape))
+        others = [axis for axis in axes if axis != axes[longest]]
+        table = np.moveaxis(legal, longest, -1)
+        rows = np.argwhere(table.any(axis=-1))
+        classes, number = np.unique(table[tuple(rows.T)], axis=0, return_inverse=True)
+        kind = self._model.new_int_var(0, max(len(classes) - 1, 0), f"class_{len(self._literals)}")
+        joined = [variable for axis in others for variable in self._variables[axis]]
+        self._add_table([*joined, kind], np.column_stack([self._coded(others, rows), number.ravel()]))
+        pairs = np.argwhere(classes)
+        coded = self._coded([axes[longest]], pairs[:, 1:])
+        self._add_table([kind, *self._variables[axes[longest]]], np.column_stack([pairs[:, 0], coded]))
 
     def enumerate(self) -> IntArray:
         """List all assignments of the mesh axes under which everything posted holds, shape (assignments, axes)."""
@@ -132,7 +162,7 @@ class DegreeModel:
             def on_solution_callback(self) -> None:
                 rows.append([self.value(variable) for variable in variables])
 
-        solver = self._new_solver()
+        solver = self._new_solver(presolve=True)
         solver.parameters.enumerate_all_solutions = True
         solver.solve(self._model, Collector())
         exponents = np.array(rows, dtype=np.int64).reshape(len(rows), len(self._variables), len(self._primes))
@@ -164,9 +194,10 @@ class DegreeModel:
         solver.solve(model)
         return tuple(number for number, literal in enumerate(self._literals) if not solver.boolean_value(literal))
 
-    def _new_solver(self) -> "cp_model.CpSolver":
-        """Make a solver whose answer does not depend on threads or chance."""
+    def _new_solver(self, *, presolve: bool = False) -> "cp_model.CpSolver":
+        """Make a solver whose answer does not depend on threads or chance; presolving tables outlasts most answers."""
         solver = self._cp_model.CpSolver()
+        solver.parameters.cp_model_presolve = presolve
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = _SEED
         return solver

@@ -172,4 +172,6 @@ def recompute_sets(context: RuleContext) -> tuple[Recompute, ...]:
 
 def divisors(number: int, *, limit: int) -> tuple[int, ...]:
     """List the divisors of a positive number up to a limit, ascending (1 always)."""
-    return tuple(value for value in range(1, max(min(number, limit), 1) + 1) if number % value == 0)
+    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    both = {*small, *(number // value for value in small)}
+    return tuple(sorted(value for value in both if value <= max(limit, 1)))

@@ -6,21 +6,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ap_search.cost.context import CostContext
+from ap_search.cost.state import ShardDegrees, param_bytes
 from ap_search.cost.step import price_table
 from ap_search.plan.plan import Plan, Recompute, Sharding
+from ap_search.plan.table import PlanTable
 from ap_search.plan.text import knob_text
 from ap_search.result import ClashingRule, Infeasibility, Lever, PricedPlan
 from ap_search.search.clash import smallest_clash
 from ap_search.search.domains import SearchDomains, search_domains
-from ap_search.search.engine import Progress, Ranking, price_in_chunks
+from ap_search.search.engine import Progress, Ranking
 from ap_search.search.layouts import LayoutMaker
 from ap_search.search.rules import RuleContext, check
 from ap_search.search.rules.columns import vary
-from ap_search.search.space import build_table
+from ap_search.search.space import legal_plans
+from ap_search.spec.make_job import MAX_DEVICES
+from ap_search.spec.parameters import params_mtp, params_total
 from ap_search.units import GIB, bytes_to_gib
 
 MAX_DEVICES_FACTOR = 64
 MAX_COUNTS_TRIED = 24
+PROBE_ROWS = 8192
 LEVER_AXES = ("recompute", "sharding", "mbs", "pp", "ep", "etp", "tp", "cp", "dispatcher")
 MEMORY_HEADROOM_GIB = 0.1
 
@@ -124,14 +129,20 @@ class _Probe:
 
     def fits(self, devices: int) -> bool:
         """Whether the sparing plans on `devices` devices include one that fits."""
+        if self._least_bytes(devices) > self.context.job.memory_limit_bytes:
+            return False
         job = replace(self.context.job, devices=devices)
         rules = replace(self.rules, job=job)
         context = replace(self.context, job=job)
-        table = build_table(rules, self._sparing(rules), layout_for=self._layouts()).table
-        if not len(table):
-            return False
-        price = price_in_chunks(context, table, lambda what, share: None)
-        return bool((price.peak_bytes <= job.memory_limit_bytes).any())
+        table = legal_plans(rules, self._sparing(rules), layout_for=self._layouts())
+        parts = (table.take(np.arange(start, min(start + PROBE_ROWS, len(table)))) for start in _starts(len(table)))
+        return any(_some_fit(context, part) for part in parts)
+
+    def _least_bytes(self, devices: int) -> float:
+        """Bytes of model state on each of `devices` devices if nothing is held twice: less than any plan needs."""
+        model, software = self.context.model, self.context.software
+        kept = param_bytes(software, ShardDegrees(weights=devices, gradients=devices, optimizer=devices))
+        return (params_total(model) + params_mtp(model)) * float(kept.total) + self.context.job.reserve_bytes
 
     def _layouts(self) -> LayoutMaker:
         return LayoutMaker(self.context.model, self.context.job.seq_len)
@@ -150,6 +161,17 @@ class _Probe:
         return replace(fresh, **{**sparing, **kept}, fixed=self.domains.fixed)
 
 
+def _starts(rows: int) -> range:
+    """List where parts of a table begin."""
+    return range(0, rows, PROBE_ROWS)
+
+
+def _some_fit(context: CostContext, table: PlanTable) -> bool:
+    """Tell whether a plan fits; none is timed."""
+    peak = price_table(context, table, limit_bytes=0.0).peak_bytes
+    return bool((peak <= context.job.memory_limit_bytes).any())
+
+
 def _smallest_devices(
     rules: RuleContext, context: CostContext, domains: SearchDomains, *, progress: Progress
 ) -> int | None:
@@ -160,7 +182,7 @@ def _smallest_devices(
     low, high = devices, devices
     while True:
         high = -(-high * 2 // step) * step
-        if high > devices * MAX_DEVICES_FACTOR:
+        if high > min(devices * MAX_DEVICES_FACTOR, MAX_DEVICES):
             return None
         progress(f"trying {high} devices", 0.5)
         if probe.fits(high):

@@ -130,13 +130,39 @@ def build_table(
     """
     context = search_context(context, domains)
     crossing = _Crossing(context=context, domains=domains, layout_for=layout_for, rules=applicable(rules, context))
-    for stage in range(len(STAGES)):
-        crossing.advance(stage)
-    table = complete(context, crossing.columns, rows=crossing.rows, layout_for=layout_for)
+    table = crossing.cross_all()
     candidates = math.prod(_combinations(domains, stage) for stage in range(len(STAGES)))
     assert crossing.rows + sum(one.count for one in crossing.dropped) == candidates
     dropped = tuple(crossing.dropped)
     return Space(table=table, candidates=candidates, dropped=dropped, rejections=rejections(context, dropped, rules))
+
+
+def legal_plans(context: RuleContext, domains: SearchDomains, *, layout_for: LayoutFor | None = None) -> PlanTable:
+    """List the legal plans without a reason for the others, for a question that is asked of many worlds.
+
+    Parameters
+    ----------
+    context, domains, layout_for
+        As for `build_table`.
+
+    Returns
+    -------
+    PlanTable
+        The rows of `build_table`, in another order.
+
+    Raises
+    ------
+    SpecError
+        As for `build_table`.
+
+    Notes
+    -----
+    A1. Meshes are those that the rules leave of the product of their candidates: the same as the integer solver's,
+    sooner there for few candidates.
+    """
+    context = search_context(context, domains)
+    rules = applicable(RULES, context)
+    return _Crossing(context=context, domains=domains, layout_for=layout_for, rules=rules, solve=False).cross_all()
 
 
 def _stage_lists(domains: SearchDomains, stage: int) -> dict[str, tuple[int, ...]]:
@@ -165,6 +191,13 @@ class _Crossing:
     columns: dict[str, IntArray] = field(default_factory=dict)
     rows: int = 1
     dropped: list[Dropped] = field(default_factory=list)
+    solve: bool = True
+
+    def cross_all(self) -> PlanTable:
+        """Go through all stages and give the plans that are left."""
+        for stage in range(len(STAGES)):
+            self.advance(stage)
+        return complete(self.context, self.columns, rows=self.rows, layout_for=self.layout_for)
 
     def advance(self, stage: int) -> None:
         """Cross the axes of a stage, apply its rules, count what falls out."""
@@ -172,7 +205,7 @@ class _Crossing:
         table = complete(self.context, self.columns, rows=self.rows, layout_for=self.layout_for)
         matrix = check(self.context, table, tuple(rule for rule in self.rules if rule.stage == stage))
         self._count(matrix.rules, matrix.first_blocker, stage=stage)
-        if stage == 0:
+        if stage == 0 and self.solve:
             self._take_meshes(expected=int(matrix.legal.sum()))
         else:
             self._take(matrix.legal)
