@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.state import ShardDegrees, param_bytes
 from ap_search.cost.step import price_table
-from ap_search.plan.plan import Plan, Recompute, Sharding
+from ap_search.limits import MAX_DEVICES
+from ap_search.plan.plan import Plan, Recompute
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import knob_text
 from ap_search.result import ClashingRule, Infeasibility, Lever, PricedPlan
@@ -19,12 +21,12 @@ from ap_search.search.layouts import LayoutMaker
 from ap_search.search.rules import RuleContext, check
 from ap_search.search.rules.columns import vary
 from ap_search.search.space import legal_plans
-from ap_search.spec.make_job import MAX_DEVICES
 from ap_search.spec.parameters import params_mtp, params_total
 from ap_search.units import GIB, bytes_to_gib
 
 MAX_DEVICES_FACTOR = 64
-MAX_COUNTS_TRIED = 24
+COUNTS_ONE_BY_ONE = 48
+STEPS_PER_DOUBLING = 16
 PROBE_ROWS = 8192
 LEVER_AXES = ("recompute", "sharding", "mbs", "pp", "ep", "etp", "tp", "cp", "dispatcher")
 MEMORY_HEADROOM_GIB = 0.1
@@ -129,8 +131,6 @@ class _Probe:
 
     def fits(self, devices: int) -> bool:
         """Whether the sparing plans on `devices` devices include one that fits."""
-        if self._least_bytes(devices) > self.context.job.memory_limit_bytes:
-            return False
         job = replace(self.context.job, devices=devices)
         rules = replace(self.rules, job=job)
         context = replace(self.context, job=job)
@@ -138,25 +138,24 @@ class _Probe:
         parts = (table.take(np.arange(start, min(start + PROBE_ROWS, len(table)))) for start in _starts(len(table)))
         return any(_some_fit(context, part) for part in parts)
 
-    def _least_bytes(self, devices: int) -> float:
-        """Bytes of model state on each of `devices` devices if nothing is held twice: less than any plan needs."""
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of model state in all if nothing is held twice: no plan needs less over all its devices."""
         model, software = self.context.model, self.context.software
-        kept = param_bytes(software, ShardDegrees(weights=devices, gradients=devices, optimizer=devices))
-        return (params_total(model) + params_mtp(model)) * float(kept.total) + self.context.job.reserve_bytes
+        kept = param_bytes(software, ShardDegrees(weights=1, gradients=1, optimizer=1))
+        return (params_total(model) + params_mtp(model)) * float(kept.total)
 
     def _layouts(self) -> LayoutMaker:
         return LayoutMaker(self.context.model, self.context.job.seq_len)
 
     def _sparing(self, rules: RuleContext) -> SearchDomains:
-        """Keep what the user fixed; of the rest the smallest micro-batch, full sharding and the strongest recompute."""
+        """Keep what the user fixed; of the rest the smallest micro-batch, one chunk per stage, full recompute."""
         fresh = search_domains(rules)
         kept = {axis: getattr(self.domains, axis) for axis in self.domains.fixed}
         sparing = {
             "mbs": fresh.mbs[:1],
             "vpp": (1,),
-            "sharding": tuple(v for v in fresh.sharding if v in (Sharding.ZERO1, Sharding.ZERO3)),
             "recompute": (int(Recompute.FULL),),
-            "dispatcher": fresh.dispatcher[:1],
         }
         return replace(fresh, **{**sparing, **kept}, fixed=self.domains.fixed)
 
@@ -175,23 +174,27 @@ def _some_fit(context: CostContext, table: PlanTable) -> bool:
 def _smallest_devices(
     rules: RuleContext, context: CostContext, domains: SearchDomains, *, progress: Progress
 ) -> int | None:
-    """Find the smallest number of devices, in whole scale-up domains, on which a sparing plan fits, or None."""
+    """Find the smallest number of devices on which a sparing plan fits, whatever number was asked about, or None.
+
+    Every count is tried from the least that could hold the model's state; after `COUNTS_ONE_BY_ONE` of them whole
+    scale-up domains, in steps of a sixteenth.
+    """
     probe = _Probe(rules=rules, context=context, domains=domains)
-    devices = context.job.devices
-    step = context.machine.devices_per_domain if devices >= context.machine.devices_per_domain else 1
-    low, high = devices, devices
-    while True:
-        high = -(-high * 2 // step) * step
-        if high > min(devices * MAX_DEVICES_FACTOR, MAX_DEVICES):
-            return None
-        progress(f"trying {high} devices", 0.5)
-        if probe.fits(high):
-            break
-        low = high
-    # Not every count between can be divided by the model's sizes, so walk them instead of bisecting.
-    stride = max(step, -(-(high - low) // (MAX_COUNTS_TRIED * step)) * step)
-    for count in range(low + stride, high, stride):
+    room = context.job.memory_limit_bytes - context.job.reserve_bytes
+    if room <= 0:
+        return None
+    least = max(1, ceil(probe.state_bytes / room))
+    for count in _counts(least, context.machine.devices_per_domain):
         progress(f"trying {count} devices", 0.8)
-        if probe.fits(count):
+        if count != context.job.devices and probe.fits(count):
             return count
-    return high
+    return None
+
+
+def _counts(least: int, domain: int) -> Iterator[int]:
+    """List device counts to try, ascending."""
+    yield from range(least, least + COUNTS_ONE_BY_ONE)
+    count = -(-(least + COUNTS_ONE_BY_ONE) // domain) * domain
+    while count <= min(least * MAX_DEVICES_FACTOR, MAX_DEVICES):
+        yield count
+        count += max(1, count // (STEPS_PER_DOUBLING * domain)) * domain

@@ -258,3 +258,16 @@ def test_rules_that_clash_are_named() -> None:
     assert why["nearest"] is None
     assert [rule["rule_id"] for rule in why["clash"]] == ["set:tp", "set:pp", "world_dense"]
     assert why["levers"]
+
+
+def test_smallest_device_count_does_not_depend_on_the_count_asked_about() -> None:
+    """Mixtral 8x7B on H100: whatever was asked, the count named is one that a search fits on, and the one below is not."""
+    named = {
+        result.infeasibility.smallest_devices
+        for result in (search(model="mixtral-8x7b", devices=devices) for devices in (1, 8, 11))
+        if result.infeasibility is not None
+    }
+    (smallest,) = named
+    assert smallest is not None
+    assert search(model="mixtral-8x7b", devices=smallest).plans
+    assert not search(model="mixtral-8x7b", devices=smallest - 1).plans
