@@ -8,9 +8,9 @@ from typing import Any
 
 from ap_search.cost.alternatives import with_imbalance
 from ap_search.cost.context import CostContext
-from ap_search.cost.details import price_plan
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.validate import validate, validate_log
+from ap_search.limits import MAX_TOP
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import knob_text, names_layout, parse_knob_values, parse_plan
 from ap_search.result import (
@@ -25,10 +25,11 @@ from ap_search.result import (
     SoftwareRow,
 )
 from ap_search.search.domains import search_domains
-from ap_search.search.engine import Progress, memory_violation, run_search
+from ap_search.search.engine import Progress, run_search
 from ap_search.search.explain import explain_empty
 from ap_search.search.explanation import explain_plan
 from ap_search.search.layouts import LayoutMaker
+from ap_search.search.levers import price_judged
 from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext, violations
 from ap_search.spec.blocks import Model
@@ -54,7 +55,6 @@ __all__ = [
 
 DEFAULT_CLUSTER = "h100-sxm"
 DEFAULT_SOFTWARE = "default"
-MAX_TOP = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +362,7 @@ def _price_named(setting: _Setting, name: str, chosen: tuple[tuple[str, tuple[in
     )
     _keep_to(plan, chosen)
     broken = violations(replace(setting.rules, explicit_layout=False, given_layout=names_layout(name)), plan)
-    priced = price_plan(setting.cost, plan, violations=broken)
-    over = memory_violation(setting.cost, priced)
-    if over is not None:
-        priced = price_plan(setting.cost, plan, violations=(*broken, over))
+    priced = price_judged(setting.rules, setting.cost, plan, broken=broken)
     return with_imbalance(setting.cost, priced)
 
 

@@ -1,16 +1,18 @@
 """The flags of the command line as data: placeholders, defaults, bounds, legal words, help."""
 
+from ap_search.limits import MAX_DEVICES, MAX_GIB, MAX_GLOBAL_BATCH, MAX_REDUNDANT_EXPERTS, MAX_SEQ_LEN, MAX_TOP
+
 LOWEST = {"redundant_experts": 0}
 HIGHEST = {
-    "devices": 1_048_576,
-    "global_batch": 16_777_216,
-    "seq_len": 16_777_216,
-    "redundant_experts": 65_536,
-    "top": 1_000_000,
+    "devices": MAX_DEVICES,
+    "global_batch": MAX_GLOBAL_BATCH,
+    "seq_len": MAX_SEQ_LEN,
+    "redundant_experts": MAX_REDUNDANT_EXPERTS,
+    "top": MAX_TOP,
 }
 HIGHEST_FACTOR = {"capacity_factor": 65_536}
 LOWEST_GIB = {"memory_limit_gib": "above 0", "reserve_gib": "0"}
-HIGHEST_GIB = 1_000_000
+HIGHEST_GIB = MAX_GIB
 CHOICES = {
     "precision": ("bf16", "fp8", "mxfp8"),
     "target": ("any", "megatron", "torchtitan", "hyperparallel", "deepspeed"),
@@ -42,7 +44,7 @@ JOB_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--pad-to-capacity", "", None, "fill each expert's input up to its capacity: sizes are fixed, no stop to count"),
     ("--target", "T", "any", "framework that must run the plan: any megatron torchtitan hyperparallel deepspeed (any)"),
     ("--explain", "", None, "list communication groups and the steps of a MoE layer, for the first plan"),
-    ("--top", "K", "10", "plans shown (10)"),
+    ("--top", "K", "10", f"plans shown, 1 to {MAX_TOP} (10)"),
     ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
 )
 PLAN_FLAG = ("--plan", "PLAN", None, "the plan: axes and knobs, or a name as printed (required)")

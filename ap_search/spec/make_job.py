@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ap_search.errors import Fault, SpecError
+from ap_search.limits import MAX_DEVICES, MAX_GIB, MAX_GLOBAL_BATCH, MAX_REDUNDANT_EXPERTS, MAX_SEQ_LEN
 from ap_search.spec.blocks import Model
 from ap_search.spec.job import Job, Load, PlacementPolicy, Precision, Target
 from ap_search.spec.load import load_load
@@ -14,12 +15,7 @@ from ap_search.spec.machine import Machine
 from ap_search.spec.reader import describe, short
 from ap_search.units import bytes_to_gib, gib_to_bytes
 
-MAX_DEVICES = 2**20
-MAX_GLOBAL_BATCH = 2**24
-MAX_SEQ_LEN = 2**24
-MAX_REDUNDANT_EXPERTS = 2**16
 MIN_GIB = 1e-6
-MAX_GIB = 1_000_000
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 

@@ -1,0 +1,8 @@
+"""The largest figures that a call takes: shared by the command line and what it calls."""
+
+MAX_DEVICES = 2**20
+MAX_GLOBAL_BATCH = 2**24
+MAX_SEQ_LEN = 2**24
+MAX_REDUNDANT_EXPERTS = 2**16
+MAX_GIB = 1_000_000
+MAX_TOP = 1000
