@@ -155,5 +155,5 @@ def test_no_plan_needs_less_than_state_spread_over_all_devices(name: str) -> Non
     cost = CostContext(model=model, machine=machine, software=load_software("default"), job=job)
     domains = search_domains(rules)
     needed = price_table(cost, legal_plans(rules, domains), limit_bytes=0.0).peak_bytes.min()
-    least = _Probe(rules=rules, context=cost, domains=domains)._least_bytes(8)
+    least = _Probe(rules=rules, context=cost, domains=domains).state_bytes / 8 + job.reserve_bytes
     assert job.reserve_bytes < least <= needed
