@@ -57,7 +57,7 @@ def _stage_count_margin(context: RuleContext, table: PlanTable) -> IntArray:
 def _stage_count_describe(context: RuleContext, plan: Plan) -> Broken:
     stages, layers = plan.pp * plan.vpp, context.model.num_layers
     text = f"{layers} layers cannot fill pp={plan.pp} x vpp={plan.vpp} = {stages} virtual stages"
-    return Broken(text=text, demand=stages, bound=layers, unit="layers")
+    return Broken(text=text, demand=stages, bound=layers, unit="virtual stages")
 
 
 def _layout_margin(context: RuleContext, table: PlanTable) -> IntArray:
@@ -90,7 +90,7 @@ def _layout_lever(context: RuleContext, plan: Plan) -> tuple[Lever, ...]:
     if sum(plan.layout.chunk_layers) != context.model.num_layers:
         return ()
     change = "stage_layers=" + layout_text(plan.layout)
-    return (Lever(change=change, effect="an uneven layout that is asked for is legal"),)
+    return (Lever(change=change, effect="an uneven layout that is asked for is legal, empty stages too"),)
 
 
 def _vpp_pipeline_margin(context: RuleContext, table: PlanTable) -> IntArray:
@@ -201,6 +201,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         margin=_stage_count_margin,
         describe=_stage_count_describe,
         levers=("pp", "vpp"),
+        job_levers=lambda context, plan: () if context.explicit_layout else _layout_lever(context, plan),
     ),
     Rule(
         id="stage_layers",
