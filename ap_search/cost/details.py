@@ -61,6 +61,8 @@ def price_plan(
     -----
     A1. Time parts are those of the stage that paces the pipeline; reduction and optimizer those of the stage that ends
         last.
+    A2. Figures per device are of the devices that the plan occupies and of the sequences that it trains: the job's,
+        unless it breaks the rules of the world or the batch.
 
     Source: docs/cost-model/.
     """
@@ -69,7 +71,8 @@ def price_plan(
     timed = group_time(group, runs)
     job = context.job
     step_s = float(timed.step_s[0])
-    tokens = job.global_batch * job.seq_len / step_s / job.devices
+    own = plan.dp * plan.cp * plan.tp * plan.pp
+    tokens = plan.dp * plan.mbs * plan.num_microbatches * job.seq_len / step_s / own
     rate = tokens * model_flops_per_token(context.model, job.seq_len)
     machine = context.machine
     peak = machine.peak_bf16_flops_per_s if job.precision is Precision.BF16 else machine.peak_fp8_flops_per_s

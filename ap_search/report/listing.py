@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ap_search.report.layout import gib, number, paragraph, render, table, texts
-from ap_search.report.terminal import MAX_WIDTH, billions
+from ap_search.report.terminal import MAX_WIDTH, size
 from ap_search.result import ClusterRow, ModelSummary, SoftwareRow
 from ap_search.units import bytes_per_s_to_gbit, bytes_per_s_to_gbyte, flops_per_s_to_tflops
 
@@ -13,9 +13,9 @@ def render_models(models: Sequence[ModelSummary], *, width: int, styled: bool) -
     rows = [
         (
             model.name,
-            billions(model.params_total),
-            billions(model.params_active),
-            billions(model.params_mtp) if model.params_mtp else "-",
+            size(model.params_total),
+            size(model.params_active),
+            size(model.params_mtp) if model.params_mtp else "-",
             str(len(model.dense_layers)),
             str(len(model.moe_layers)),
             str(model.num_experts or "-"),
@@ -25,7 +25,7 @@ def render_models(models: Sequence[ModelSummary], *, width: int, styled: bool) -
     ]
     headers = (
         ("", "parameters", "active", "MTP", "dense", "MoE", "", ""),
-        ("model", "B", "B", "B", "layers", "layers", "experts", "top-k"),
+        ("model", "", "", "", "layers", "layers", "experts", "top-k"),
     )
     return _render_table(table(headers=headers, rows=rows, left=(0,)), width, styled)
 

@@ -25,6 +25,7 @@ from ap_search.result import JobSummary, ModelSummary, PricedPlan, SearchResult
 from ap_search.units import flops_per_s_to_tflops
 
 MAX_WIDTH = 120
+SIZE_UNITS = {"B": 1e9, "M": 1e6, "K": 1e3}
 
 HEADERS = (
     ("", "step", "tokens/s", "TFLOP/s", "MFU", "peak memory", "largest share", ""),
@@ -62,7 +63,7 @@ def render_estimate(result: SearchResult, *, width: int, styled: bool) -> str:
     if not priced.feasible:
         lines += [Text("not feasible", "bold red"), *violation_lines(priced.violations, width), Text("")]
     if math.isfinite(priced.step_time_s):
-        lines += texts(paragraph(_key_figures(priced), width=width, indent=""))
+        lines += texts(paragraph(_key_figures(priced) + _own_devices(result), width=width, indent=""))
     lines += [*breakdown(priced, width), *_explained(result, width)]
     return render(lines, width=width, styled=styled)
 
@@ -90,16 +91,20 @@ def _header(result: SearchResult, width: int) -> list[Text]:
 
 def _model_text(model: ModelSummary) -> str:
     """Write a model's size: parameters in all and active, layers by kind, experts."""
-    sizes = f"{billions(model.params_total)} B parameters, {billions(model.params_active)} B active"
-    mtp = f" (+ {billions(model.params_mtp)} B in MTP modules)" if model.params_mtp else ""
+    sizes = f"{size(model.params_total)} parameters, {size(model.params_active)} active"
+    mtp = f" (+ {size(model.params_mtp)} in MTP modules)" if model.params_mtp else ""
     kinds = f"{model.num_layers} layers: {len(model.dense_layers)} dense, {len(model.moe_layers)} MoE"
     experts = f" with {model.num_experts} experts, top-{model.top_k}" if model.num_experts else ""
     return f"{model.name}: {sizes}{mtp}; {kinds}{experts}"
 
 
-def billions(params: int) -> str:
-    """Write a parameter count in billions, without the unit."""
-    return number(params / 1e9, max(1, decimals_for(params / 1e9, 3)))
+def size(params: int) -> str:
+    """Write a parameter count with three digits or more, in K, M or B: the largest unit of which there is one."""
+    rounded = float(f"{params:.2e}")
+    unit = next((unit for unit, worth in SIZE_UNITS.items() if rounded >= worth), "")
+    worth = SIZE_UNITS.get(unit, 1)
+    decimals = decimals_for(rounded / worth, 3) if unit else 0
+    return f"{number(params / worth, max(1, decimals) if unit == 'B' else decimals)} {unit}".rstrip()
 
 
 def _step_text(job: JobSummary) -> str:
@@ -141,6 +146,14 @@ def _key_figures(priced: PricedPlan) -> str:
     """Write a plan's step, throughput and peak memory in one sentence."""
     step, tokens, flops, mfu, memory = _figures([priced])[0]
     return f"step {step} s, {tokens} tokens/s/device, {flops} TFLOP/s/device, MFU {mfu} %, peak memory {memory} GiB"
+
+
+def _own_devices(result: SearchResult) -> str:
+    """Say that figures per device are of the plan's own devices, where those are not the job's."""
+    plan = result.plans[0].plan
+    own = plan.dp * plan.cp * plan.tp * plan.pp
+    job = result.cluster.devices
+    return "" if own == job else f"; per device of the {own:,} that this plan occupies, not of the job's {job:,}"
 
 
 def _figures(plans: Sequence[PricedPlan]) -> list[tuple[str, str, str, str, str]]:

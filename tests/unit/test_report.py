@@ -10,7 +10,7 @@ from ap_search.plan.layout import layout_of
 from ap_search.plan.plan import Plan
 from ap_search.report.layout import decimals_for, in_unit, name_lines, number, paragraph, side_by_side, table
 from ap_search.report.listing import render_clusters, render_models, render_software
-from ap_search.report.terminal import render_estimate, render_search
+from ap_search.report.terminal import render_estimate, render_search, size
 from ap_search.result import ClusterRow, SearchResult, SoftwareRow
 from ap_search.units import GIB
 from tests.unit.fake_answers import (
@@ -265,9 +265,28 @@ def test_brackets_in_names_are_not_markup():
     assert "[red]" in text
 
 
-def test_models_are_listed_in_billions():
+def test_models_are_listed_with_their_sizes():
     text = render_models([MODEL], width=120, styled=False)
-    assert _row(text, "made-up-moe") == ["made-up-moe", "671.0", "37.6", "11.5", "3", "58", "256", "8"]
+    assert _row(text, "made-up-moe") == ["made-up-moe", "671.0", "B", "37.6", "B", "11.5", "B", "3", "58", "256", "8"]
+
+
+def test_sizes_of_models_are_in_the_largest_unit_of_which_there_is_one():
+    """999,994 K is a billion to three digits; a count below a thousand has no unit."""
+    given = (512, 1_000, 460_864, 239_999, 999_994_000, 999_996_000, 7_248_023_552, 30_532_122_624, 671_026_419_200)
+    texts = ["512", "1.00 K", "461 K", "240 K", "1.00 B", "1.00 B", "7.25 B", "30.5 B", "671.0 B"]
+    assert [size(params) for params in given] == texts
+
+
+def test_figures_per_device_say_whose_devices_they_are_of():
+    """A plan of 256 devices in a job of 256 says nothing; in a job of 64 it does."""
+    result = found()
+    own = result.plans[0].plan
+    count = own.dp * own.cp * own.tp * own.pp
+    same = replace(result, cluster=replace(result.cluster, devices=count))
+    other = replace(result, cluster=replace(result.cluster, devices=count // 4))
+    assert "occupies" not in " ".join(render_estimate(same, width=120, styled=False).split())
+    said = f"per device of the {count:,} that this plan occupies, not of the job's {count // 4:,}"
+    assert said in " ".join(render_estimate(other, width=120, styled=False).split())
 
 
 def test_clusters_are_listed_in_their_usual_units():

@@ -208,6 +208,14 @@ def test_time_parts_sum_to_the_step(text: str) -> None:
     assert answer.tokens_per_s_per_device == pytest.approx(64 * 4096 / 16 / answer.step_time_s)
 
 
+def test_figures_per_device_are_of_the_devices_and_sequences_of_the_plan() -> None:
+    """dp=128 in a job of 16 devices trains 128 sequences on 128 devices: as much per device as dp=16 on 16 of 16."""
+    wide = price(context(small_model(), 16, global_batch=64), "dp=128")
+    assert wide.tokens_per_s_per_device == pytest.approx(128 * 4096 / 128 / wide.step_time_s)
+    right = price(context(small_model(), 16, global_batch=16), "dp=16")
+    assert wide.mfu_ratio == pytest.approx(right.mfu_ratio, rel=0.1)
+
+
 @pytest.mark.parametrize("text", PLANS)
 def test_one_plan_costs_what_it_costs_in_a_table(text: str) -> None:
     where = context(small_model(), 16, global_batch=64)
