@@ -116,8 +116,8 @@ def attention_core_time_s(
 
     Notes
     -----
-    A1. Context parallelism splits the pairs evenly (Megatron's zigzag order) and runs `cp` smaller kernels, each of which
-        sees the keys of one rank only and reaches the efficiency of such a short sequence.
+    A1. Context parallelism splits the pairs evenly (Megatron's zigzag order) and runs `cp` smaller kernels, each of
+        which sees the keys of one rank only and reaches the efficiency of such a short sequence.
     A2. Backward takes `backward_time_ratio` times the forward (five products against two at lower efficiency).
 
     Source: aiconfigurator context-attention tables (median error 1.6 to 5.7 %); backward ratio 2.95 (A100), 2.99 (B200)

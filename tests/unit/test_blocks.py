@@ -171,8 +171,9 @@ def test_shared_experts_run_beside_dispatch_and_combine() -> None:
 
 
 def test_pairs_of_micro_batches_hide_what_three_columns_hold() -> None:
-    """10 s of dispatch, 20 s of combine, backward the other way round; experts 12 + 14 s beside 30 s; attention 4 s beside 10, 30 s beside 20.
+    """Hand-made seconds: dispatch 10, combine 20, backward the other way round.
 
+    Experts 12 + 14 s stand beside 30 s; attention 4 s beside 10, 30 s beside 20.
     26 + 4 + 20 s, of which 80 of 100 multiprocessors leave 0.8. Not with allgather, nor where the exchange is repeated.
     """
     time = BlockTime.empty(1)

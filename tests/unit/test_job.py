@@ -216,8 +216,7 @@ def test_padding_needs_a_capacity_that_a_rank_can_fill(machine: Machine) -> None
     """8 experts, top-2: above a factor of 4 an expert has more slots than a rank has tokens."""
     for factor in (None, 0.0):
         assert faults(machine, capacity_factor=factor, pad_to_capacity=True) == [
-            "--pad-to-capacity: is set, but there is no capacity to pad to"
-            " (legal: off, or a --capacity-factor above 0)"
+            "--pad-to-capacity: is set, but there is no capacity to pad to (legal: off, or a --capacity-factor above 0)"
         ]
     assert make(machine, capacity_factor=4, pad_to_capacity=True).pad_to_capacity
     assert faults(machine, capacity_factor=4.5, pad_to_capacity=True) == [
