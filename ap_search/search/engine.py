@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ def rank(price: TablePrice, fits: NDArray[np.bool_], top: int) -> NDArray[np.int
     return rows[np.lexsort((rows, peak, step))][:top]
 
 
-def memory_violation(context: CostContext, plan: PricedPlan) -> Violation | None:
+def memory_violation(context: CostContext, plan: PricedPlan, *, levers: tuple[Lever, ...] = ()) -> Violation | None:
     """Say that a priced plan needs more than a device has, or return None where it fits (bytes).
 
     Parameters
@@ -92,6 +93,8 @@ def memory_violation(context: CostContext, plan: PricedPlan) -> Violation | None
         Its job names the limit.
     plan : PricedPlan
         A priced plan.
+    levers : tuple of Lever
+        What would make it smaller.
 
     Returns
     -------
@@ -111,8 +114,14 @@ def memory_violation(context: CostContext, plan: PricedPlan) -> Violation | None
         demand=float(need),
         bound=float(limit),
         unit="bytes",
-        levers=(),
+        levers=levers,
     )
+
+
+def _limit_lever(need_gib: float, limit_gib: float) -> Lever:
+    """Name the limit that would do, rounded up."""
+    wanted = ceil(need_gib * 10.0) / 10.0
+    return Lever(change=f"--memory-limit-gib {wanted:.1f}", effect=f"{need_gib - limit_gib:.2f} GiB more per device")
 
 
 def _memory_rejection(context: CostContext, table: PlanTable, price: TablePrice) -> tuple[Rejection, ...]:
@@ -130,7 +139,7 @@ def _memory_rejection(context: CostContext, table: PlanTable, price: TablePrice)
             count=int(over.sum()),
             message=f"{MEMORY_LIMIT_SENTENCE} (limit {limit:.1f} GiB)",
             example=f"nearest: {name} needs {need:.1f} GiB",
-            levers=(Lever(change=f"--memory-limit-gib {need:.1f}", effect=f"{need - limit:.1f} GiB more per device"),),
+            levers=(_limit_lever(need, limit),),
         ),
     )
 

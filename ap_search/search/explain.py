@@ -10,16 +10,15 @@ from ap_search.cost.context import CostContext
 from ap_search.cost.state import ShardDegrees, param_bytes
 from ap_search.cost.step import price_table
 from ap_search.limits import MAX_DEVICES
-from ap_search.plan.plan import Plan, Recompute
+from ap_search.plan.plan import Recompute
 from ap_search.plan.table import PlanTable
-from ap_search.plan.text import knob_text
-from ap_search.result import ClashingRule, Infeasibility, Lever, PricedPlan
+from ap_search.result import ClashingRule, Infeasibility, Lever
 from ap_search.search.clash import smallest_clash
 from ap_search.search.domains import SearchDomains, search_domains
 from ap_search.search.engine import Progress, Ranking
 from ap_search.search.layouts import LayoutMaker
-from ap_search.search.rules import RuleContext, check
-from ap_search.search.rules.columns import vary
+from ap_search.search.levers import choices_outside, job_levers, plan_levers
+from ap_search.search.rules import RuleContext
 from ap_search.search.space import legal_plans
 from ap_search.spec.parameters import params_mtp, params_total
 from ap_search.units import GIB, bytes_to_gib
@@ -28,7 +27,6 @@ MAX_DEVICES_FACTOR = 64
 COUNTS_ONE_BY_ONE = 48
 STEPS_PER_DOUBLING = 16
 PROBE_ROWS = 8192
-LEVER_AXES = ("recompute", "sharding", "mbs", "pp", "ep", "etp", "tp", "cp", "dispatcher")
 MEMORY_HEADROOM_GIB = 0.1
 
 
@@ -73,7 +71,11 @@ def explain_empty(
             f"{missing:.1f} GiB more than the limit of {bytes_to_gib(limit):.1f} GiB"
         ),
         nearest=ranking.nearest,
-        levers=(*_memory_levers(rules, context, domains, ranking.nearest), _limit_lever(need, limit)),
+        levers=(
+            *plan_levers(rules, context, ranking.nearest, choices_outside(rules, domains)),
+            *job_levers(rules, context, ranking.nearest),
+            _limit_lever(need, limit),
+        ),
         smallest_devices=smallest,
     )
 
@@ -85,40 +87,6 @@ def _limit_lever(need: int, limit: int) -> Lever:
         change=f"devices with {wanted:.1f} GiB (--memory-limit-gib {wanted:.1f})",
         effect=f"the nearest plan fits: {bytes_to_gib(need - limit):.1f} GiB more per device",
     )
-
-
-def _memory_levers(
-    rules: RuleContext, context: CostContext, domains: SearchDomains, nearest: PricedPlan
-) -> tuple[Lever, ...]:
-    """Single legal changes outside the searched candidates that shrink the nearest plan, the strongest first."""
-    plan, need = nearest.plan, nearest.memory.peak_bytes
-    found: list[tuple[float, Lever]] = []
-    open_rules = replace(rules, sharding_of_one=None, dispatcher_of_one=None)
-    for axis, values in _outside(rules, domains):
-        table = vary(open_rules, plan, axis=axis, values=np.array(values, dtype=np.int64))
-        table = table.take(check(open_rules, table).legal)
-        if len(table):
-            peak = price_table(context, table).peak_bytes
-            best = int(peak.argmin())
-            saved = bytes_to_gib(need - float(peak[best]))
-            if saved > 0.0:
-                found.append((saved, _lever(axis, table.row(best), saved)))
-    return tuple(lever for _, lever in sorted(found, key=lambda pair: -pair[0]))
-
-
-def _outside(rules: RuleContext, domains: SearchDomains) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Values of each axis that the user's own --set left out."""
-    everything = search_domains(rules)
-    for axis in LEVER_AXES:
-        searched = set(getattr(domains, axis))
-        left = tuple(value for value in getattr(everything, axis) if value not in searched)
-        if left:
-            yield axis, left
-
-
-def _lever(axis: str, plan: Plan, saved_gib: float) -> Lever:
-    """Word one change with its effect in GiB."""
-    return Lever(change=f"allow {axis}={knob_text(axis, int(getattr(plan, axis)))}", effect=f"{saved_gib:.1f} GiB less")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -186,7 +186,9 @@ def test_ap_ep_04_07_batch_and_sequence_make_whole_micro_batches() -> None:
 
 def test_ap_ep_04_08_all_that_is_broken_is_reported_at_once() -> None:
     """One plan, seven rules and the memory limit; the plan is priced all the same."""
-    priced = toy("tp=3,ep=3,etp=3,cp=2,pp=3", devices=16, global_batch=7, seq_len=1022, memory_limit_gib=2.6)
+    priced = toy(
+        "tp=3,ep=3,etp=3,cp=2,pp=3", devices=16, global_batch=7, seq_len=1022, memory_limit_gib=2.6, reserve_gib=2.5
+    )
     assert broken(priced) >= {
         "hidden_tp",
         "heads_tp",
@@ -199,7 +201,7 @@ def test_ap_ep_04_08_all_that_is_broken_is_reported_at_once() -> None:
     }
     assert not priced.feasible
     assert math.isfinite(priced.step_time_s)
-    everything = toy("ep=3", devices=8, memory_limit_gib=2.6)
+    everything = toy("ep=3", devices=8, memory_limit_gib=2.6, reserve_gib=2.5)
     assert broken(everything) == {"experts_ep", "world_expert", "memory_limit"}
 
 

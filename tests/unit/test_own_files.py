@@ -114,7 +114,9 @@ def test_histograms(tmp_path: Path) -> None:
 
 def test_less_memory_leaves_fewer_plans() -> None:
     counts = [
-        answer(*TOY, "--set", "ep=1,8", "--set", "vpp=1", "--memory-limit-gib", limit)["search"]["feasible"]
+        answer(*TOY, "--set", "ep=1,8", "--set", "vpp=1", "--reserve-gib", "2.5", "--memory-limit-gib", limit)[
+            "search"
+        ]["feasible"]
         for limit in ("80", "2.9")
     ]
     assert counts[0] > counts[1] > 0
