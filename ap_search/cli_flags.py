@@ -88,7 +88,7 @@ axes and knobs of --set and --plan:
   schedule     1f1b | interleaved | gpipe | zb_h1 | dualpipe
 only in --plan:
   sp           0 switches sequence parallelism off (on where tp > 1)
-  stage_layers layers per stage, such as 8x5+7x3; by default as even as they divide
+  stage_layers layers per stage, such as 8x5+7x3; needed where the layers do not divide over the stages
 
 exit codes: 0 found or feasible, 1 nothing feasible, 2 bad input (one line per fault on stderr)
 """
@@ -128,7 +128,7 @@ examples:
     "estimate": """\
 examples:
   ap-search estimate --model mixtral-8x7b --devices 64 --plan "tp=2,pp=4,ep=8"
-  ap-search estimate --model deepseek-v3 --devices 256 --plan "pp=8,ep=32,dispatcher=deepep" --json -
+  ap-search estimate --model qwen3-235b-a22b --devices 256 --plan "tp=2,pp=2,ep=32,recompute=full" --json -
 """
     + AXES_AND_EXIT_CODES,
     "validate": """\

@@ -230,7 +230,7 @@ def _search_lines(result: SearchResult, width: int) -> list[Text]:
 def _optimality_text(result: SearchResult) -> str:
     """Write the statement, and the bound where one is known."""
     optimality = result.search.optimality
-    if optimality.lower_bound_s is None:
+    if optimality.lower_bound_s is None or optimality.gap_ratio == 0.0:
         return optimality.statement
     gap = "" if optimality.gap_ratio is None else f", the best plan is {percent(optimality.gap_ratio)} % above it"
     return f"{optimality.statement}; no plan is faster than {number(optimality.lower_bound_s)} s{gap}"
