@@ -1,22 +1,19 @@
 """The public names: search, estimate and what they load; the command line calls these too."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from ap_search.cost.alternatives import with_imbalance
-from ap_search.cost.context import CostContext
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.validate import validate, validate_log
 from ap_search.limits import MAX_TOP
 from ap_search.plan.plan import Plan
-from ap_search.plan.text import knob_text, names_layout, parse_knob_values, parse_plan
+from ap_search.plan.text import knob_text, names_layout, parse_plan
 from ap_search.result import (
     ClusterRow,
-    ClusterSummary,
-    JobSummary,
     ModelSummary,
     Optimality,
     PricedPlan,
@@ -30,13 +27,10 @@ from ap_search.search.explain import explain_empty
 from ap_search.search.explanation import explain_plan
 from ap_search.search.layouts import LayoutMaker
 from ap_search.search.levers import price_judged
-from ap_search.search.lplb import lplb_min_max
-from ap_search.search.rules import RuleContext, violations
-from ap_search.spec.blocks import Model
+from ap_search.search.rules import violations
+from ap_search.setting import Chosen, Setting, load_setting, model_summary
 from ap_search.spec.cluster import load_cluster
-from ap_search.spec.make_job import make_job
 from ap_search.spec.model import load_model
-from ap_search.spec.parameters import params_active, params_mtp, params_total
 from ap_search.spec.presets import preset_names
 from ap_search.spec.profiles import load_software
 
@@ -57,94 +51,7 @@ DEFAULT_CLUSTER = "h100-sxm"
 DEFAULT_SOFTWARE = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
-    """What one call works with: rules and prices of one job."""
-
-    rules: RuleContext
-    cost: CostContext
-    cluster: ClusterSummary
-    job: JobSummary
-    model: ModelSummary
-
-
-def _setting(
-    *, model: str | Path, devices: int, cluster: str | Path, software: str | Path, **job_flags: Any
-) -> _Setting:
-    """Load everything that a call names, all faults of the job at once."""
-    loaded, machine, profile = load_model(model), load_cluster(cluster), load_software(software)
-    job = make_job(machine=machine, model=loaded, devices=devices, **job_flags)
-    return _Setting(
-        rules=RuleContext(model=loaded, machine=machine, job=job),
-        cost=CostContext(model=loaded, machine=machine, software=profile, job=job, min_max_load=lplb_min_max),
-        cluster=ClusterSummary(
-            name=machine.name,
-            devices=job.devices,
-            device_memory_bytes=machine.device_memory_bytes,
-            assumed=machine.assumed,
-            provenance=machine.provenance,
-        ),
-        job=JobSummary(
-            global_batch=job.global_batch,
-            seq_len=job.seq_len,
-            precision=job.precision.value,
-            memory_limit_bytes=job.memory_limit_bytes,
-            reserve_bytes=job.reserve_bytes,
-            software=profile.name,
-            load=job.load.name,
-            placement=job.placement.value,
-            redundant_experts=job.redundant_experts,
-            capacity_factor=job.capacity_factor,
-            pad_to_capacity=job.pad_to_capacity,
-            target=job.target.value,
-            assumed=job.assumed,
-        ),
-        model=_model_summary(loaded),
-    )
-
-
-def _model_summary(model: Model) -> ModelSummary:
-    """Size and layers of a model, as reports show them."""
-    return ModelSummary(
-        name=model.name,
-        params_total=params_total(model),
-        params_active=params_active(model),
-        params_mtp=params_mtp(model),
-        num_layers=model.num_layers,
-        dense_layers=model.dense_layers,
-        moe_layers=model.moe_layers,
-        num_experts=model.moe.num_experts if model.moe else 0,
-        top_k=model.moe.top_k if model.moe else 0,
-        warnings=model.warnings,
-    )
-
-
-def _chosen(given: Mapping[str, Any] | Sequence[str] | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Read `--set`: a mapping of axis to values, or texts `axis=v,v`; all faults at once."""
-    if given is not None and not isinstance(given, Mapping | list | tuple):
-        raise SpecError("--set", "expects a mapping or a list of texts", "{'ep': [8, 16]} or ['ep=8,16']")
-    pairs = given.items() if isinstance(given, Mapping) else (str(text).partition("=")[::2] for text in given or ())
-    chosen: list[tuple[str, tuple[int, ...]]] = []
-    faults: list[Fault] = []
-    for axis, values in pairs:
-        try:
-            if values == "":
-                raise SpecError(f"--set {axis}", "has no value", f"{str(axis).strip()}=V[,V...], such as ep=8,16")
-            chosen.append((str(axis).strip(), parse_knob_values(str(axis).strip(), _joined(values))))
-        except SpecError as error:
-            faults += error.faults
-    if faults:
-        raise SpecError.of(faults)
-    return tuple(chosen)
-
-
-def _joined(values: Any) -> str:
-    """Write one value or several as the command line does."""
-    several = isinstance(values, Sequence) and not isinstance(values, str)
-    return ",".join(str(value) for value in values) if several else str(values)
-
-
-def _keep_to(plan: Plan, chosen: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+def _keep_to(plan: Plan, chosen: Chosen) -> None:
     """Refuse a plan outside the user's own candidates."""
     faults = [
         Fault(path=f"--plan {axis}", reason="is outside --set", legal=" ".join(knob_text(axis, v) for v in values))
@@ -153,6 +60,12 @@ def _keep_to(plan: Plan, chosen: tuple[tuple[str, tuple[int, ...]], ...]) -> Non
     ]
     if faults:
         raise SpecError.of(faults)
+
+
+def _check_top(top: object) -> None:
+    """Refuse what is no number of plans."""
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MAX_TOP:
+        raise SpecError("--top", f"{top!r} is not a number of plans", f"1 to {MAX_TOP}")
 
 
 def _quiet(what: str, share: float) -> None:
@@ -231,13 +144,13 @@ def search(
     Source: docs/cost-model/, docs/constraints.md.
     """
     started = perf_counter()
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MAX_TOP:
-        raise SpecError("--top", f"{top!r} is not a number of plans", f"1 to {MAX_TOP}")
-    setting = _setting(
+    _check_top(top)
+    setting = load_setting(
         model=model,
         devices=devices,
         cluster=cluster,
         software=software,
+        chosen=set,
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
@@ -250,7 +163,7 @@ def search(
         pad_to_capacity=pad_to_capacity,
         target=target,
     )
-    domains = search_domains(setting.rules, _chosen(set))
+    domains = search_domains(setting.rules, setting.chosen)
     rules, cost, tell = setting.rules, setting.cost, progress or _quiet
     ranking = run_search(rules, cost, domains, top=top, progress=tell)
     empty = None if ranking.plans else explain_empty(rules, cost, domains, ranking=ranking, progress=tell)
@@ -319,11 +232,12 @@ def estimate(
     Source: docs/cost-model/, docs/constraints.md.
     """
     started = perf_counter()
-    setting = _setting(
+    setting = load_setting(
         model=model,
         devices=devices,
         cluster=cluster,
         software=software,
+        chosen=set,
         global_batch=global_batch,
         seq_len=seq_len,
         precision=precision,
@@ -336,7 +250,7 @@ def estimate(
         pad_to_capacity=pad_to_capacity,
         target=target,
     )
-    priced = _price_named(setting, plan, _chosen(set))
+    priced = _price_named(setting, plan)
     return SearchResult(
         model=setting.model,
         cluster=setting.cluster,
@@ -353,14 +267,14 @@ def estimate(
     )
 
 
-def _price_named(setting: _Setting, name: str, chosen: tuple[tuple[str, tuple[int, ...]], ...]) -> PricedPlan:
+def _price_named(setting: Setting, name: str) -> PricedPlan:
     """Price the plan that a text names, with every rule that it breaks."""
     job, model = setting.cost.job, setting.cost.model
     maker = LayoutMaker(model, job.seq_len)
     plan = parse_plan(
         name, devices=job.devices, global_batch=job.global_batch, default_layout=maker.balanced, model=model
     )
-    _keep_to(plan, chosen)
+    _keep_to(plan, setting.chosen)
     broken = violations(replace(setting.rules, explicit_layout=False, given_layout=names_layout(name)), plan)
     priced = price_judged(setting.rules, setting.cost, plan, broken=broken)
     return with_imbalance(setting.cost, priced)
@@ -368,7 +282,7 @@ def _price_named(setting: _Setting, name: str, chosen: tuple[tuple[str, tuple[in
 
 def list_models() -> tuple[ModelSummary, ...]:
     """Read the model presets: sizes and layers, in order of name."""
-    return tuple(_model_summary(load_model(name)) for name in preset_names("models"))
+    return tuple(model_summary(load_model(name)) for name in preset_names("models"))
 
 
 def list_clusters() -> tuple[ClusterRow, ...]:

@@ -4,10 +4,13 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ap_search import search
+from ap_search.errors import SpecError
 from tests.unit.test_end_to_end import TOY, run
 
 MIB = 2**20
@@ -203,3 +206,26 @@ def test_an_axis_is_set_once(refused: Refused) -> None:
 def test_flags_out_of_range(refused: Refused, flag: str, value: str) -> None:
     (line,) = refused(*(TOY[:2] if flag == "--devices" else TOY), f"{flag}={value}")
     assert line.startswith(flag)
+
+
+def test_every_file_and_flag_that_is_bad_is_named_at_once(refused: Refused, tmp_path: Path) -> None:
+    """Model, cluster, software, job and candidates; what hangs on a bad cluster (does it have mxfp8?) is left."""
+    (tmp_path / "m.yaml").write_text("name: m\nhidden_size: -3\n")
+    (tmp_path / "c.yaml").write_text("name: c\ndevice: 5\n")
+    files = ["--model", "m.yaml", "--cluster", "c.yaml", "--software", "nope", "--load", "none.yaml"]
+    lines = refused(*files, "--devices", "8", "--target", "any", "--precision", "mxfp8", "--set", "ep=x")
+    starts = ("m.yaml: hidden_size: is -3", "c.yaml: device: is a number", "nope: is neither", "--set ep: 'x'")
+    assert all(any(start in line for line in lines) for start in starts), lines
+    assert not any("--precision" in line or "--load" in line for line in lines)
+    job = search_faults(model="m.yaml", cluster="c.yaml", devices=0, seq_len=0, precision="mxfp8")
+    assert [one for one in job if one.startswith("--")] == [
+        "--devices: is 0 (legal: a whole number from 1 to 1048576)",
+        "--seq-len: is 0 (legal: a whole number from 1 to 16777216)",
+    ]
+
+
+def search_faults(**arguments: Any) -> list[str]:
+    """The lines of a search from Python that is refused."""
+    with pytest.raises(SpecError) as caught:
+        search(**arguments)
+    return [str(fault) for fault in caught.value.faults]
