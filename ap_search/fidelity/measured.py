@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 from ap_search.cost.flops import reported_flops_per_token
 from ap_search.fidelity.records import MemoryComparison
 from ap_search.plan.plan import Plan, Recompute
+from ap_search.spec.cluster_defaults import FRAGMENTATION_RATIO, RESERVE_GIB
 from ap_search.spec.run import MemoryKind, MemoryReading, MemoryStage, Run
+from ap_search.units import gib_to_bytes
 
 FloatArray = NDArray[np.float64]
 
@@ -68,10 +70,14 @@ def compare_memory(reading: MemoryReading, stage_bytes: FloatArray, *, reserve_b
 
     Notes
     -----
-    A1. Allocated memory is compared without the reserve; reserved memory and what nvidia-smi shows with all of it.
+    A1. Allocated memory is compared without the reserve; reserved memory with the allocator's share on top of what is
+    allocated; what nvidia-smi shows with context and communicators besides.
     """
-    tensors = reading.kind is MemoryKind.ALLOCATED
-    sizes = stage_bytes - reserve_bytes if tensors else stage_bytes
+    sizes = stage_bytes - reserve_bytes
+    if reading.kind is not MemoryKind.ALLOCATED:
+        sizes = sizes * (1.0 + FRAGMENTATION_RATIO)
+    if reading.kind is MemoryKind.NVIDIA_SMI:
+        sizes = sizes + gib_to_bytes(RESERVE_GIB)
     stages: tuple[tuple[int, int, float], ...] = ()
     if reading.stage is MemoryStage.LIST:
         pairs = zip(reading.stage_bytes, sizes.tolist(), strict=False)

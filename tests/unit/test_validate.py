@@ -116,19 +116,19 @@ def test_mfu_is_a_share_of_the_bf16_peak(write):
         (MemoryKind.ALLOCATED, MemoryStage.FIRST, (), 60),
         (MemoryKind.ALLOCATED, MemoryStage.LAST, (), 50),
         (MemoryKind.ALLOCATED, MemoryStage.ENDS, (), 60),
-        (MemoryKind.RESERVED, MemoryStage.LAST, (), 52),
-        (MemoryKind.NVIDIA_SMI, MemoryStage.MAX, (), 62),
+        (MemoryKind.RESERVED, MemoryStage.LAST, (), 50 * 1.038),
+        (MemoryKind.NVIDIA_SMI, MemoryStage.MAX, (), 60 * 1.038 + 2.2),
         (MemoryKind.ALLOCATED, MemoryStage.LIST, (0, 30, 40), 50),
     ],
 )
 def test_memory_is_compared_like_with_like(kind, stage, stages, predicted):
-    """Stages of 62, 42 and 52 GiB with a reserve of 2: tensors without it; of a list the stages that are known."""
+    """62, 42 and 52 GiB with a reserve of 2: tensors alone, with what the allocator holds, with the context besides."""
     reading = MemoryReading(
         kind=kind, stage=stage, peak_bytes=40 * GIB, stage_bytes=tuple(size * GIB for size in stages)
     )
     sizes = np.array([62.0, 42.0, 52.0]) * GIB
     found = compare_memory(reading, sizes, reserve_bytes=2 * GIB)
-    assert found.predicted_bytes == predicted * GIB
+    assert found.predicted_bytes == pytest.approx(predicted * GIB)
     assert found.error_ratio == pytest.approx(predicted / 40 - 1)
     assert [part[0] for part in found.stages] == ([1, 2] if stages else [])
 
