@@ -261,7 +261,7 @@ def test_rules_that_clash_are_named() -> None:
 
 
 def test_smallest_device_count_does_not_depend_on_the_count_asked_about() -> None:
-    """Mixtral 8x7B on H100: a search finds a plan on the count that is named, whatever was asked, and none on one less."""
+    """Mixtral 8x7B on H100: whatever was asked, a search fits on the count that is named, and not on one less."""
     named = {
         result.infeasibility.smallest_devices
         for result in (search(model="mixtral-8x7b", devices=devices) for devices in (1, 8, 11))
