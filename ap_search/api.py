@@ -29,10 +29,13 @@ from ap_search.search.layouts import LayoutMaker
 from ap_search.search.levers import price_judged
 from ap_search.search.rules import violations
 from ap_search.setting import Chosen, Setting, load_setting, model_summary
+from ap_search.spec.blocks import Model
 from ap_search.spec.cluster import load_cluster
+from ap_search.spec.machine import Machine
 from ap_search.spec.model import load_model
 from ap_search.spec.presets import preset_names
 from ap_search.spec.profiles import load_software
+from ap_search.spec.software import Software
 
 __all__ = [
     "estimate",
@@ -74,16 +77,16 @@ def _quiet(what: str, share: float) -> None:
 
 def search(
     *,
-    model: str | Path,
+    model: str | Path | Model,
     devices: int,
-    cluster: str | Path = DEFAULT_CLUSTER,
+    cluster: str | Path | Machine = DEFAULT_CLUSTER,
     global_batch: int | None = None,
     seq_len: int | None = None,
     precision: str | None = None,
     set: Mapping[str, Any] | Sequence[str] | None = None,
     memory_limit_gib: float | None = None,
     reserve_gib: float | None = None,
-    software: str | Path = DEFAULT_SOFTWARE,
+    software: str | Path | Software = DEFAULT_SOFTWARE,
     load: str | Path = "balanced",
     placement: str = "contiguous",
     redundant_experts: int = 0,
@@ -98,12 +101,12 @@ def search(
 
     Parameters
     ----------
-    model : str or Path
-        Preset name, YAML of ours, or a Hugging Face config.json.
+    model : str, Path or Model
+        Preset name, YAML of ours, a Hugging Face config.json, or what `load_model` returned.
     devices : int
         Devices of the job, >= 1.
-    cluster : str or Path
-        Preset name or YAML.
+    cluster : str, Path or Machine
+        Preset name, YAML, or what `load_cluster` returned.
     global_batch, seq_len : int, optional
         Sequences per step (1024) and tokens per sequence (4096).
     precision : str, optional
@@ -112,7 +115,7 @@ def search(
         Candidates per axis or knob: `{"ep": [8, 16]}` or `["ep=8,16"]`; nothing outside them is returned.
     memory_limit_gib, reserve_gib : float, optional
         What one device may hold, and what of it is kept free; GiB.
-    software : str or Path
+    software : str, Path or Software
         Profile of the trainer's software.
     load : str or Path
         Tokens per expert: `balanced`, `zipf:A`, or a histogram file.
@@ -187,17 +190,17 @@ def search(
 
 def estimate(
     *,
-    model: str | Path,
+    model: str | Path | Model,
     devices: int,
     plan: str,
-    cluster: str | Path = DEFAULT_CLUSTER,
+    cluster: str | Path | Machine = DEFAULT_CLUSTER,
     global_batch: int | None = None,
     seq_len: int | None = None,
     precision: str | None = None,
     set: Mapping[str, Any] | Sequence[str] | None = None,
     memory_limit_gib: float | None = None,
     reserve_gib: float | None = None,
-    software: str | Path = DEFAULT_SOFTWARE,
+    software: str | Path | Software = DEFAULT_SOFTWARE,
     load: str | Path = "balanced",
     placement: str = "contiguous",
     redundant_experts: int = 0,

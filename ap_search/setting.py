@@ -44,10 +44,10 @@ class Setting:
 
 def load_setting(
     *,
-    model: str | Path,
+    model: str | Path | Model,
     devices: int,
-    cluster: str | Path,
-    software: str | Path,
+    cluster: str | Path | Machine,
+    software: str | Path | Software,
     chosen: Mapping[str, Any] | Sequence[str] | None,
     **job_flags: Any,
 ) -> Setting:
@@ -55,8 +55,8 @@ def load_setting(
 
     Parameters
     ----------
-    model, cluster, software : str or Path
-        Names of presets or paths.
+    model, cluster, software : str, Path, or what was loaded from one
+        Names of presets, paths, or values that `load_model`, `load_cluster`, `load_software` returned.
     devices : int
         Devices of the job.
     chosen : mapping or sequence of str, optional
@@ -75,9 +75,9 @@ def load_setting(
         a model or a cluster that cannot be read are left for the next try.
     """
     faults: list[Fault] = []
-    loaded = _tried(faults, lambda: load_model(model))
-    machine = _tried(faults, lambda: load_cluster(cluster))
-    profile = _tried(faults, lambda: load_software(software))
+    loaded = _tried(faults, lambda: model if isinstance(model, Model) else load_model(model))
+    machine = _tried(faults, lambda: cluster if isinstance(cluster, Machine) else load_cluster(cluster))
+    profile = _tried(faults, lambda: software if isinstance(software, Software) else load_software(software))
     job = _tried(faults, lambda: _job(loaded, machine, {"devices": devices, **job_flags}))
     candidates = _tried(faults, lambda: _chosen(chosen))
     if loaded is None or machine is None or profile is None or job is None or candidates is None:

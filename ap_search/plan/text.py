@@ -269,6 +269,8 @@ def parse_plan(
     A2. More virtual stages than layers give one layer each to the first ones, so that the plan can be priced (a rule
     refuses it).
     """
+    if not isinstance(text, str):
+        raise SpecError("--plan", f"{_shown(str(text))} is no text", "axis=value,... or a name such as tp2-pp4-dp8")
     faults: list[Fault] = []
     pairs = _assignments(text, faults) if "=" in text else _name_tokens(text, faults)
     values = _read_values(pairs, faults)

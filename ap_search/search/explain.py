@@ -72,7 +72,7 @@ def explain_empty(
         ),
         nearest=ranking.nearest,
         levers=(
-            *plan_levers(rules, context, ranking.nearest, choices_outside(rules, domains)),
+            *plan_levers(rules, context, ranking.nearest, choices=choices_outside(rules, domains)),
             *job_levers(rules, context, ranking.nearest),
             _limit_lever(need, limit),
         ),

@@ -38,7 +38,7 @@ def choices_outside(rules: RuleContext, domains: SearchDomains) -> Choices:
     ]
 
 
-def plan_levers(rules: RuleContext, context: CostContext, priced: PricedPlan, choices: Choices) -> tuple[Lever, ...]:
+def plan_levers(rules: RuleContext, context: CostContext, priced: PricedPlan, *, choices: Choices) -> tuple[Lever, ...]:
     """Single legal changes of a plan's axes and knobs that shrink its fullest stage, the strongest first (GiB).
 
     Parameters
@@ -123,6 +123,6 @@ def price_judged(rules: RuleContext, context: CostContext, plan: Plan, *, broken
     priced = price_plan(context, plan, violations=broken)
     if memory_violation(context, priced) is None:
         return priced
-    levers = (*plan_levers(rules, context, priced, all_choices(rules)), *job_levers(rules, context, priced))
+    levers = (*plan_levers(rules, context, priced, choices=all_choices(rules)), *job_levers(rules, context, priced))
     over = memory_violation(context, priced, levers=levers)
     return priced if over is None else replace(priced, feasible=False, violations=(*broken, over))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ap_search import estimate, search
+from ap_search import estimate, load_cluster, load_model, search
 from ap_search.cli import main
+from ap_search.errors import SpecError
 from tests.unit.documented_json import ANSWER, AXES, STAGE_PARTS, strays
 
 TOY = ["--model", "toy-moe", "--devices", "8"]
@@ -271,3 +272,12 @@ def test_smallest_device_count_does_not_depend_on_the_count_asked_about() -> Non
     assert smallest is not None
     assert search(model="mixtral-8x7b", devices=smallest).plans
     assert not search(model="mixtral-8x7b", devices=smallest - 1).plans
+
+
+def test_what_was_loaded_is_taken_for_its_name() -> None:
+    """Model and cluster as values give the same answer as their names."""
+    by_name = estimate(model="toy-moe", devices=8, cluster="h200-sxm", plan="pp=2,ep=4")
+    by_value = estimate(model=load_model("toy-moe"), devices=8, cluster=load_cluster("h200-sxm"), plan="pp=2,ep=4")
+    assert by_value.plans == by_name.plans
+    with pytest.raises(SpecError, match="--plan"):
+        estimate(model="toy-moe", devices=8, plan={"pp": 2})  # type: ignore[arg-type]
