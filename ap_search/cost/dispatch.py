@@ -111,11 +111,17 @@ class DispatchShape:
 
     def distinct_ranks(self) -> Quantity:
         """Expected destination ranks per token, each expert's ETP ranks all counted."""
-        return destinations(self.moe, self.ep) * self.etp * self.kept_ratio
+        return self._reached(self.ep) * self.etp
 
     def distinct_domains(self) -> Quantity:
         """Expected scale-up domains per token, its own included."""
-        return destinations(self.moe, np.maximum(self.group_domains, 1)) * self.kept_ratio
+        return self._reached(np.maximum(self.group_domains, 1))
+
+    def _reached(self, groups: Quantity) -> Quantity:
+        """Expected destinations out of `groups`: one is lost where capacity drops all of a token's copies to it."""
+        # Independent draws that reach as many when all copies are kept: each falls on a group with probability `hit`.
+        hit = 1.0 - (1.0 - destinations(self.moe, groups) / groups) ** (1.0 / self.moe.top_k)
+        return groups * (1.0 - (1.0 - hit * self.kept_ratio) ** self.moe.top_k)
 
     def delivered(self, ratio: Quantity) -> Quantity:
         """Tokens that arrive at one rank once each, itself included, where it gets `ratio` times the mean."""

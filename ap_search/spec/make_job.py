@@ -158,7 +158,7 @@ def make_job(
         load=_load(faults, model, load),
         placement=_placement(faults, model, placement, target),
         redundant_experts=_redundant_experts(faults, model, redundant_experts, placement),
-        capacity_factor=_capacity_factor(faults, model, capacity_factor),
+        capacity_factor=_capacity_factor(faults, model, capacity_factor, target),
         pad_to_capacity=_pad_to_capacity(faults, model, pad_to_capacity, capacity_factor),
         target=faults.choice("--target", target, default=_DEFAULT.target),
         assumed=tuple(name for name, value in given.items() if value is None),
@@ -251,14 +251,20 @@ def _redundant_experts(faults: _Faults, model: Model, value: object, placement: 
     return copies
 
 
-def _capacity_factor(faults: _Faults, model: Model, value: object) -> float:
-    """Token copies that an expert takes over its balanced share, 0 for dropless routing."""
+def _capacity_factor(faults: _Faults, model: Model, value: object, target: object) -> float:
+    """Token copies that an expert takes over its balanced share, 0 for dropless routing.
+
+    Source: pytorch/torchtitan `torchtitan/models/moe` (token-choice routing without a capacity).
+    """
     if value is None:
         return _DEFAULT.capacity_factor
     if model.moe is None:
         faults.add("--capacity-factor", f"is {short(value)}, but the model has no routed experts", "none")
         return _DEFAULT.capacity_factor
-    return faults.number("--capacity-factor", value, least=0.0, most=model.moe.num_experts)
+    factor = faults.number("--capacity-factor", value, least=0.0, most=model.moe.num_experts)
+    if factor and target == Target.TORCHTITAN:
+        faults.add("--capacity-factor", f"is {factor:g}, but {target} drops no tokens", f"0, or --target {Target.ANY}")
+    return factor
 
 
 def _pad_to_capacity(faults: _Faults, model: Model, value: object, factor: object) -> bool:

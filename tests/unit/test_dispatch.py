@@ -243,3 +243,15 @@ def test_the_host_waits_for_counts_once_per_forward() -> None:
     assert others(again, 50e-6) - others(again, 0.0) == pytest.approx([50e-6, 50e-6])
     padded = {"capacity_factor": 1.0, "pad_to_capacity": True}
     assert np.array_equal(others(again, 50e-6, **padded), others(again, 0.0, **padded))
+
+
+@pytest.mark.parametrize("ep", [2, 8, 64])
+@pytest.mark.parametrize("kept", [0.9, 0.5])
+def test_a_destination_is_lost_only_with_all_its_copies(ep: int, kept: float) -> None:
+    """Against drawn routing whose copies are each dropped with the same chance."""
+    moe, draw = MoeFfn(num_experts=64, top_k=8, expert_width=512), np.random.default_rng(0)
+    chosen = draw.random((20_000, 64)).argsort(axis=1)[:, :8]
+    ranks = np.where(draw.random(chosen.shape) < kept, chosen * ep // 64, -1)
+    reached = (ranks[:, :, None] == np.arange(ep)).any(axis=1).sum(axis=1).mean()
+    shape = dispatched(f"dp={ep},ep={ep},dispatcher=deepep", devices=ep, ffn=moe)
+    assert replace(shape, kept_ratio=kept).distinct_ranks() == pytest.approx(reached, rel=0.05)

@@ -212,6 +212,13 @@ def test_the_capacity_factor_is_at_most_the_number_of_experts(machine: Machine, 
     assert line.endswith("(legal: a number from 0 to 8)")
 
 
+def test_torchtitan_has_no_capacity(machine: Machine) -> None:
+    assert faults(machine, capacity_factor=1.25, target="torchtitan") == [
+        "--capacity-factor: is 1.25, but torchtitan drops no tokens (legal: 0, or --target any)"
+    ]
+    assert make(machine, capacity_factor=0, target="torchtitan").capacity_factor == 0
+
+
 def test_padding_needs_a_capacity_that_a_rank_can_fill(machine: Machine) -> None:
     """8 experts, top-2: above a factor of 4 an expert has more slots than a rank has tokens."""
     for factor in (None, 0.0):
