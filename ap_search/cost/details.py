@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ap_search.cost.context import CostContext
 from ap_search.cost.flops import model_flops_per_token
 from ap_search.cost.group import PlanGroup, plan_group
+from ap_search.cost.overlap import unpaired_reason
 from ap_search.cost.parts import Wire
 from ap_search.cost.prepared import prepare
 from ap_search.cost.rows import as_breakdown, exposed_parts_s
@@ -93,6 +94,7 @@ def price_plan(
         memory=memory,
         time=as_breakdown(exposed_parts_s(group, runs, timed)[:, 0]),
         hidden=_hidden(group, runs, timed),
+        notes=tuple(note for note in (unpaired_reason(group.context, plan),) if note),
         traffic=_traffic(group, runs, timed),
         critical_stage=runs[int(timed.span.critical[0])].stage,
         stage_times_s=tuple(

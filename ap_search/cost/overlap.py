@@ -8,12 +8,13 @@ from ap_search.cost.dispatch_time import free_sm_ratio
 from ap_search.cost.in_flight import interleave_group
 from ap_search.cost.parts import BlockTime, Part
 from ap_search.cost.shapes import Shapes
-from ap_search.plan.plan import Dispatcher, Recompute, Schedule
+from ap_search.plan.plan import Dispatcher, Plan, Recompute, Schedule
 from ap_search.units import Quantity
 
 FloatArray = NDArray[np.float64]
 EXPERT_PARTS = (Part.EXPERT, Part.SHARED_EXPERT, Part.DISPATCH, Part.COMBINE)
 DUALPIPE_OVERLAP_RATIO = 1.0
+UNPAIRED_RECOMPUTE = Recompute.FULL | Recompute.MOE
 
 
 def paired_exchange_s(context: CostContext, shapes: Shapes, time: BlockTime) -> FloatArray:
@@ -51,7 +52,7 @@ def paired_exchange_s(context: CostContext, shapes: Shapes, time: BlockTime) -> 
     middle = np.minimum(dispatch + dispatch_back, experts_forward + experts_backward)
     ends = np.minimum(combine_back, attention_forward) + np.minimum(combine, attention_backward)
     kept = free_sm_ratio(context.machine)
-    refused = (shapes.dispatcher == Dispatcher.ALLGATHER) | shapes.recomputes(Recompute.FULL | Recompute.MOE)
+    refused = (shapes.dispatcher == Dispatcher.ALLGATHER) | shapes.recomputes(UNPAIRED_RECOMPUTE)
     hidden: FloatArray = np.where(refused, 0.0, kept * np.stack([middle, ends]))
     return hidden
 
@@ -79,6 +80,36 @@ def overlap_ratio(context: CostContext, schedule: Schedule, pp: int) -> float:
         return DUALPIPE_OVERLAP_RATIO
     pairing = schedule == Schedule.INTERLEAVED or (pp == 1 and schedule == Schedule.ONE_F_ONE_B)
     return context.software.ep_overlap_ratio if pairing else 0.0
+
+
+def unpaired_reason(context: CostContext, plan: Plan) -> str:
+    """Why a plan hides no dispatch and combine behind another micro-batch though it should, as a sentence; else empty.
+
+    Parameters
+    ----------
+    context : CostContext
+        `ep_overlap_ratio` of the software.
+    plan : Plan
+        Schedule, dispatcher and recompute.
+
+    Returns
+    -------
+    str
+        Empty where something is paired, where there is nothing to pair (ep*etp = 1), and where nobody asked for it.
+
+    Source: as `paired_exchange_s` and `overlap_ratio`.
+    """
+    asked = context.software.ep_overlap_ratio > 0 or plan.schedule == Schedule.DUALPIPE
+    if not asked or plan.ep * plan.etp == 1:
+        return ""
+    reasons = []
+    if not overlap_ratio(context, plan.schedule, plan.pp):
+        reasons.append(f"pp={plan.pp} pairs micro-batches under interleaved (vpp above 1) and dualpipe only")
+    if plan.dispatcher == Dispatcher.ALLGATHER:
+        reasons.append("allgather cannot be paired")
+    if plan.recompute & UNPAIRED_RECOMPUTE:
+        reasons.append("full and moe recompute cannot be paired")
+    return f"the software's EP overlap is not in effect: {'; '.join(reasons)}" if reasons else ""
 
 
 def paired_microbatches(*, schedule: Schedule, pp: int, vpp: int, stage: int, num_microbatches: Quantity) -> Quantity:

@@ -187,12 +187,13 @@ def _stage_cells(priced: PricedPlan, index: int) -> tuple[str, ...]:
 
 
 def _hidden_lines(priced: PricedPlan, width: int) -> list[str]:
-    """Write which communication runs beside compute, and so is in no part of the step; nothing where none does."""
+    """Write which communication runs beside compute, and so in no part of the step, and what is not in effect."""
     seconds = [(name.split("_")[0].upper(), value) for name, value in asdict(priced.hidden).items()]
     decimals = decimals_for(priced.step_time_s, 4)
     shown = [f"{name} {number(value, decimals)}" for name, value in seconds if value >= 0.5 * 10**-decimals]
     text = f"communication beside compute, seconds per step: {', '.join(shown)}"
-    return paragraph(text, width=width, label="hidden") if shown else []
+    lines = paragraph(text, width=width, label="hidden") if shown else []
+    return lines + [line for note in priced.notes for line in paragraph(note, width=width, label="note")]
 
 
 def _traffic_lines(traffic: Traffic, width: int) -> list[str]:

@@ -30,6 +30,7 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
         "memory": _memory_json(priced.memory),
         "time": asdict(priced.time),
         "hidden": asdict(priced.hidden),
+        "notes": list(priced.notes),
         "critical_stage": priced.critical_stage,
         "stage_times_s": list(priced.stage_times_s),
         "traffic": asdict(priced.traffic),

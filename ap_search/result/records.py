@@ -189,6 +189,7 @@ class PricedPlan:
 
     `stage_times_s` is the busy time of each pipeline stage in one step (bubbles left out), seconds; empty if unknown.
     `critical_stage` is the one that `time` belongs to. `imbalance` is worked out for the best plan of an uneven load.
+    `notes` are sentences on what was asked for and is not in effect.
     """
 
     rank: int
@@ -207,6 +208,7 @@ class PricedPlan:
     critical_stage: int = 0
     hidden: HiddenTime = HiddenTime()
     imbalance: ImbalanceCost | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from ap_search.cost.blocks import BlockCosts, block_costs
 from ap_search.cost.context import CostContext
 from ap_search.cost.data_parallel import ReplicaComm, exposed_replica_comm
-from ap_search.cost.overlap import overlap_ratio, paired_exchange_s, paired_microbatches
+from ap_search.cost.overlap import overlap_ratio, paired_exchange_s, paired_microbatches, unpaired_reason
 from ap_search.cost.parts import BlockTime, Part
 from ap_search.cost.step import price_table
 from ap_search.plan.plan import Schedule
@@ -273,3 +273,20 @@ def test_order_of_rows_does_not_matter() -> None:
     there, back = price_table(where, table), price_table(where, table.take(order))
     assert np.array_equal(there.step_s[order], back.step_s)
     assert np.array_equal(there.peak_bytes[order], back.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("dp=8,ep=4", ""),
+        ("dp=8,ep=1,recompute=full", ""),
+        ("dp=8,ep=4,recompute=full", "full and moe recompute cannot be paired"),
+        ("dp=8,ep=4,dispatcher=allgather", "allgather cannot be paired"),
+        ("dp=4,ep=4,pp=2", "pp=2 pairs micro-batches under interleaved (vpp above 1) and dualpipe only"),
+    ],
+)
+def test_an_overlap_that_is_not_in_effect_is_said(text: str, reason: str) -> None:
+    where = where_with(ep_overlap_ratio=0.9)
+    said = unpaired_reason(where, plan(where, text))
+    assert said == (reason and f"the software's EP overlap is not in effect: {reason}")
+    assert unpaired_reason(where_with(), plan(where, text)) == ""
