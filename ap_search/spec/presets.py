@@ -38,9 +38,9 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
     kind : str
         `models`, `clusters`, `software` or `jobs`.
     name_or_path : str or Path
-        A preset's name in any case, the unique beginning of one, or a path. A path `configs/<kind>/<preset>.yaml`
-        that does not exist from the current folder means that preset, so that the documented commands work outside a
-        checkout.
+        A preset's whole name in any case (deepseek-v2 is not deepseek-v2-lite), or a path. A path
+        `configs/<kind>/<preset>.yaml` that does not exist from the current folder means that preset, so that the
+        documented commands work outside a checkout.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def locate(kind: str, name_or_path: str | Path) -> Path:
         When nothing matches: names the nearest presets, or all of them.
     """
     given = str(name_or_path)
-    found = _by_name(kind, given) if isinstance(name_or_path, str) else None
+    found = _presets(kind).get(given.strip().lower()) if isinstance(name_or_path, str) else None
     if found:
         return found
     path = Path(given)
@@ -74,16 +74,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _by_name(kind: str, name: str) -> Path | None:
-    """Find the preset of that name, or the only one whose name begins so."""
-    presets = _presets(kind)
-    wanted = name.strip().lower()
-    if wanted in presets:
-        return presets[wanted]
-    begins = [path for preset, path in presets.items() if wanted and preset.startswith(wanted)]
-    return begins[0] if len(begins) == 1 and not _exists(Path(name)) else None
 
 
 def _shipped(kind: str, path: Path) -> Path | None:

@@ -128,4 +128,4 @@ def test_preset_loads_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert load_model("DeepSeek-V3") == v3()
     assert load_model("configs/models/deepseek-v3.yaml") == v3()
-    assert load_model("qwen3-235b").name == "qwen3-235b-a22b"
+    assert load_model("qwen3-235b-a22b").name == "qwen3-235b-a22b"
