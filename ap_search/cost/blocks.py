@@ -149,6 +149,14 @@ def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
     return time
 
 
+def _wait_for_host(context: CostContext, kind: LayerKind, time: BlockTime) -> None:
+    """Add what a layer waits for the host, where the device is done before the next kernels are enqueued."""
+    software = context.software
+    host = software.host_per_layer_s + (software.host_per_moe_layer_s if kind.is_moe else 0.0)
+    time.forward[Part.OTHER] += np.maximum(host - time.forward.sum(axis=0), 0.0)
+    time.backward[Part.OTHER] += np.maximum(2.0 * host - time.backward.sum(axis=0), 0.0)
+
+
 def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: DispatchShape | None) -> BlockTime:
     """Time of one layer and one micro-batch on one device, seconds, recompute included.
 
@@ -168,10 +176,15 @@ def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: 
     BlockTime
         Full recompute repeats the whole forward, its communication included, instead of single modules.
 
+    Notes
+    -----
+    A1. Host and device run side by side: each pass of a layer takes the longer of the two.
+
     Source: docs/cost-model/compute.md; Megatron-LM `megatron/core/recompute.py`.
     """
     time = _mixer_time(context, kind, shapes)
     time = time.plus(_ffn_time(context, kind, shapes, shape)).plus(_norms_time(context, kind, shapes))
+    _wait_for_host(context, kind, time)
     full = shapes.recomputes(Recompute.FULL)
     time.backward[Part.RECOMPUTE] = np.where(full, time.forward.sum(axis=0), time.backward[Part.RECOMPUTE])
     time.sent_backward_bytes[:] += np.where(full, time.sent_forward_bytes, 0.0)

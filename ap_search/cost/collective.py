@@ -99,9 +99,10 @@ class CollectiveLine:
     seconds_per_byte: Quantity
     sqrt_s: Quantity
 
-    def time_s(self, moved_bytes: Quantity) -> Quantity:
-        """Time in which each rank sends `moved_bytes`, seconds."""
-        return self.latency_s + moved_bytes * self.seconds_per_byte + self.sqrt_s * np.sqrt(moved_bytes)
+    def time_s(self, moved_bytes: Quantity, *, messages: Quantity = 1.0) -> Quantity:
+        """Time in which each rank sends `moved_bytes` in so many equal messages, seconds."""
+        curved = self.sqrt_s * np.sqrt(moved_bytes * messages)
+        return messages * self.latency_s + moved_bytes * self.seconds_per_byte + curved
 
 
 def collective_line(

@@ -32,12 +32,17 @@ class CostContext:
     @property
     def linear_rates(self) -> Rates:
         """Rates of linear layers in the job's precision."""
-        return Rates.of(self.machine, self.job.precision).slowed(self.software.compute_efficiency_ratio)
+        return Rates.of(self.machine, self.job.precision).slowed(self.compute_ratio)
 
     @property
     def exact_rates(self) -> Rates:
         """Rates of what stays in bf16 whatever the job's precision: router, head."""
-        return Rates.of(self.machine, Precision.BF16).slowed(self.software.compute_efficiency_ratio)
+        return Rates.of(self.machine, Precision.BF16).slowed(self.compute_ratio)
+
+    @property
+    def compute_ratio(self) -> float:
+        """Share of single-kernel speed that this software reaches on this device in a training run."""
+        return self.machine.sustained_ratio * self.software.compute_efficiency_ratio
 
     def memory_bound_s(self, size_bytes: Quantity) -> Quantity:
         """Seconds of an operator that moves `size_bytes`."""

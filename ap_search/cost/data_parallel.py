@@ -74,6 +74,7 @@ def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, 
     -----
     A1. Ring bytes: (d-1)/d of the buffer per reduce-scatter or all-gather, twice that per all-reduce.
     A2. Weights are gathered in 16 bits whatever they are kept in.
+    A3. Gradients travel in buckets, one after the other, each with its latency; weights in as many.
 
     Source: Megatron-LM `distributed_data_parallel.py`, `docs/user-guide/features/megatron_fsdp.md`; TorchTitan FSDP2.
     """
@@ -81,10 +82,11 @@ def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, 
     hybrid, full = sharding == Sharding.HSDP, sharding == Sharding.ZERO3
     replicas = group.size // group.inner
     away = (group.shard - 1.0) / group.shard
-    gather = np.where(group.shard > 1, group.lines.gather.time_s(weight * away), 0.0)
-    scatter = np.where(group.shard > 1, group.lines.scatter.time_s(gradient * away), 0.0)
+    buckets = _buckets(context, gradient)
+    gather = np.where(group.shard > 1, group.lines.gather.time_s(weight * away, messages=buckets), 0.0)
+    scatter = np.where(group.shard > 1, group.lines.scatter.time_s(gradient * away, messages=buckets), 0.0)
     everywhere = 2.0 * gradient * (group.size - 1.0) / group.size
-    reduce_all = np.where(group.size > 1, group.lines.reduce.time_s(everywhere), 0.0)
+    reduce_all = np.where(group.size > 1, group.lines.reduce.time_s(everywhere, messages=buckets), 0.0)
     outside = 2.0 * gradient / group.inner * (replicas - 1.0) / replicas
     between = np.where(replicas > 1, group.lines.between.time_s(outside), 0.0)
     each = full | hybrid
@@ -101,6 +103,12 @@ def replica_comm(context: CostContext, *, params: Quantity, sharding: Quantity, 
         sent_each_bytes=away * (np.where(each, 2.0 * weight, 0.0) + np.where(scattered_each, gradient, 0.0)),
         sent_once_bytes=np.where(hybrid, outside, np.where(full, 0.0, away * sharded_once)),
     )
+
+
+def _buckets(context: CostContext, size_bytes: Quantity) -> Quantity:
+    """Messages that gradients of this size are reduced in, at least one."""
+    bucket = context.software.gradient_bucket_bytes
+    return np.maximum(np.ceil(size_bytes / bucket), 1.0) if bucket else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

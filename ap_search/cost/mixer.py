@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ap_search.cost.attention_core import CoreTime, core_time
 from ap_search.cost.collective import collective_time_s, point_to_point_time_s
-from ap_search.cost.compute import attention_core_time_s
 from ap_search.cost.context import CostContext, exposed_s
 from ap_search.cost.linear import Gemm, LinearTime, linear_time
 from ap_search.cost.parts import BlockTime, Part, Wire
@@ -170,30 +170,27 @@ def attention_time(context: CostContext, attention: Attention, shapes: Shapes) -
 
     Notes
     -----
-    A1. Sparse attention that picks `index_topk` keys is priced as a window of that many keys plus its indexer's
-        products.
-    A2. CP exchanges keys and values around a ring (3 (cp-1) chunks per layer), beside attention as far as software
+    A1. CP exchanges keys and values around a ring (3 (cp-1) chunks per layer), beside attention as far as software
         hides it.
 
     Source: docs/cost-model/compute.md; TransformerEngine `context_parallel.py`.
     """
     up, other = projections(attention, context.model.hidden_size, shapes)
     up_time, other_time = linear_time(context.linear_rates, up), linear_time(context.linear_rates, other)
-    core = _core_time_s(context, attention, shapes) / context.software.compute_efficiency_ratio
+    core = core_time(context, attention, shapes)
     rotate = _rotation_s(context, attention, shapes)
-    core_back = core * context.machine.attention.backward_time_ratio
     linear_forward = up_time.forward_s + other_time.forward_s
     tensor = _attention_tensor_comm(context, attention, shapes)
-    ring_forward, ring_backward, ring_bytes, ring_hidden = _ring(context, attention, shapes, core, core_back)
+    ring_forward, ring_backward, ring_bytes, ring_hidden = _ring(context, attention, shapes, core)
     time = BlockTime.empty(len(shapes.tp))
-    time.forward[Part.ATTENTION] = linear_forward + core + rotate
-    time.backward[Part.ATTENTION] = up_time.backward_s + other_time.backward_s + core_back + rotate
+    time.forward[Part.ATTENTION] = linear_forward + core.forward_s + rotate
+    time.backward[Part.ATTENTION] = up_time.backward_s + other_time.backward_s + core.backward_s + rotate
     time.weight_grad[:] = up_time.weight_grad_s + other_time.weight_grad_s
     add_tensor_comm(context, time, tensor, compute_s=linear_forward)
     time.forward[Part.CP_COMM], time.backward[Part.CP_COMM] = ring_forward, ring_backward
     time.hidden[Wire.CP] = ring_hidden
     time.sent_forward_bytes[Wire.CP], time.sent_backward_bytes[Wire.CP] = ring_bytes, 2.0 * ring_bytes
-    time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.CORE_ATTN), core, 0.0) + np.where(
+    time.backward[Part.RECOMPUTE] = np.where(shapes.recomputes(Recompute.CORE_ATTN), core.forward_s, 0.0) + np.where(
         shapes.recomputes(Recompute.MLA_UP_PROJ), up_time.forward_s, 0.0
     )
     return time
@@ -223,34 +220,6 @@ def add_tensor_comm(context: CostContext, time: BlockTime, comm: TensorComm, *, 
     time.sent_backward_bytes[Wire.TP] += comm.sent_backward_bytes
 
 
-def _core_time_s(context: CostContext, attention: Attention, shapes: Shapes) -> Quantity:
-    """Attention core, with the indexer of sparse attention as products of its own."""
-    reach = min((limit for limit in (attention.window, attention.index_topk) if limit), default=0)
-    core = attention_core_time_s(
-        context.machine,
-        sequences=shapes.mbs,
-        heads=attention.num_heads / shapes.tp,
-        seq_len=shapes.seq_len,
-        cp=shapes.cp,
-        qk_head_dim=attention.qk_head_dim,
-        v_head_dim=attention.v_head_dim,
-        window=reach,
-    )
-    if not attention.index_heads or shapes.seq_len <= attention.index_topk:
-        return core
-    index = attention_core_time_s(
-        context.machine,
-        sequences=shapes.mbs,
-        heads=float(attention.index_heads),
-        seq_len=shapes.seq_len,
-        cp=shapes.cp,
-        qk_head_dim=attention.index_head_dim,
-        v_head_dim=0,
-        window=0,
-    )
-    return core + index
-
-
 def _rotation_s(context: CostContext, attention: Attention, shapes: Shapes) -> Quantity:
     """Reading and writing queries and keys once, for the rotation of positions and q/k norms."""
     heads = (attention.num_heads + attention.num_kv_heads) / shapes.tp
@@ -267,7 +236,7 @@ def _attention_tensor_comm(context: CostContext, attention: Attention, shapes: S
 
 
 def _ring(
-    context: CostContext, attention: Attention, shapes: Shapes, core_s: Quantity, core_back_s: Quantity
+    context: CostContext, attention: Attention, shapes: Shapes, core: CoreTime
 ) -> tuple[Quantity, Quantity, Quantity, Quantity]:
     """Ring exchange of keys and values: exposed forward, exposed backward, bytes forward (twice backward), hidden."""
     keys = np.maximum(attention.num_kv_heads / shapes.tp, 1.0)
@@ -277,8 +246,8 @@ def _ring(
     crosses = shapes.cp_place.domains > 1
     hop = point_to_point_time_s(context.machine, size_bytes=chunk, crosses_domain=crosses) * (shapes.cp - 1)
     ratio = context.software.cp_overlap_ratio
-    forward = exposed_s(hop, compute_s=core_s, overlap_ratio=ratio)
-    backward = exposed_s(2.0 * hop, compute_s=core_back_s, overlap_ratio=ratio)
+    forward = exposed_s(hop, compute_s=core.forward_s, overlap_ratio=ratio)
+    backward = exposed_s(2.0 * hop, compute_s=core.backward_s, overlap_ratio=ratio)
     return forward, backward, (shapes.cp - 1) * chunk, 3.0 * hop - forward - backward
 
 
@@ -315,9 +284,7 @@ def linear_mixer_time(context: CostContext, mixer: LinearMixer, shapes: Shapes) 
         ),
     )
     machine = context.machine
-    rate = (
-        machine.peak_bf16_flops_per_s * machine.attention.efficiency_ratio * context.software.compute_efficiency_ratio
-    )
+    rate = machine.peak_bf16_flops_per_s * machine.attention.efficiency_ratio * context.compute_ratio
     scan = tokens * mixer.scan_flops_per_token / shapes.tp / rate + machine.attention.launch_s
     time = BlockTime.empty(len(shapes.tp))
     time.forward[Part.ATTENTION] = linear.forward_s + scan

@@ -2,14 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.rows import RowPrice, price_rows
 from ap_search.errors import SpecError
 from ap_search.fidelity.measured import compare_memory, measured_step_s
 from ap_search.fidelity.records import RowResult, Status
+from ap_search.fidelity.unknown import alternatives, said
 from ap_search.plan.plan import Plan
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import names_layout, parse_plan, plan_name
@@ -106,7 +109,7 @@ def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progr
     makers: dict[object, LayoutMaker] = {}
     for place, run in enumerate(runs):
         progress("reading plans", place / len(runs))
-        made = _unusable(run) if isinstance(run, UnusableRun) else _ready(run, place, forced, makers)
+        made = _unusable(run) if isinstance(run, UnusableRun) else _settled(run, place, forced, makers)
         if isinstance(made, RowResult):
             results[place] = made
         else:
@@ -124,6 +127,20 @@ def _unusable(run: UnusableRun) -> RowResult:
     """Pass on why a row could not be read."""
     status = Status.REFUSED if run.why is Unusable.REFUSED else Status.SKIPPED
     return RowResult(label=run.label, status=status, reason=run.reason)
+
+
+def _settled(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
+    """Make a run ready, with the fastest values that fit for keys of its plan that nobody wrote down."""
+    tried = [_ready(each, place, forced, makers) for each in alternatives(run)]
+    legal = [each for each in tried if isinstance(each, _Ready)]
+    if len(legal) < 2:
+        return (legal or tried)[0]
+    price = price_rows(_context(legal[0]), PlanTable.from_plans([each.plan for each in legal]))
+    needed = np.array([sizes.max() for sizes in price.stage_bytes])
+    fits = needed <= legal[0].job.memory_limit_bytes
+    # Where nothing fits, what needs least is as near to the run as the model comes.
+    best = int(np.where(fits, price.step_s, np.inf).argmin() if fits.any() else needed.argmin())
+    return replace(legal[best], assumed=(*legal[best].assumed, *said(run, legal[best].run)))
 
 
 def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
@@ -173,17 +190,20 @@ def _key(ready: _Ready) -> object:
     return run.model, run.machine, ready.software, shape
 
 
-def _priced(ready: list[_Ready]) -> list[RowResult]:
-    """Price runs of one job."""
-    first = ready[0]
-    context = CostContext(
-        model=first.run.model,
-        machine=first.run.machine,
-        software=first.software,
-        job=first.job,
+def _context(ready: _Ready) -> CostContext:
+    """What a run is priced from besides its plan."""
+    return CostContext(
+        model=ready.run.model,
+        machine=ready.run.machine,
+        software=ready.software,
+        job=ready.job,
         min_max_load=lplb_min_max,
     )
-    price = price_rows(context, PlanTable.from_plans([one.plan for one in ready]))
+
+
+def _priced(ready: list[_Ready]) -> list[RowResult]:
+    """Price runs of one job."""
+    price = price_rows(_context(ready[0]), PlanTable.from_plans([one.plan for one in ready]))
     return [_result(one, price, row) for row, one in enumerate(ready)]
 
 

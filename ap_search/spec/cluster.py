@@ -98,6 +98,7 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         fused_dispatchers=file.fused_dispatchers,
         hbm_bytes_per_s=tb_to_bytes_per_s(file.hbm_tb_per_s),
         sm_count=file.sm_count,
+        sustained_ratio=file.sustained_ratio,
         devices_per_domain=file.devices_per_domain,
         levels=(_scale_up(file), _network(file)),
         gemm=_gemm_fit(rules.gemm(file)),
@@ -188,6 +189,7 @@ def _attention_fit(section: AttentionSection) -> AttentionFit:
         work_half=section.work_half,
         launch_s=us_to_s(section.launch_us),
         backward_time_ratio=section.backward_time_ratio,
+        flash2_ratio=section.flash2_ratio,
     )
 
 

@@ -31,6 +31,7 @@ REASONS = {
     "fp8_tflops": "no fp8 peak given: taken as absent",
     "mxfp8": "taken as absent",
     "sm_count": "that of an H100",
+    "sustained_ratio": "median over devices with recorded training runs (docs/fidelity.md)",
     "scale_up_size": "the devices that a job fills",
     "scale_up_efficiency_ratio": "large ring collectives on A100, H100, H200 and B200 reach 0.80 of the links",
     "pair_gbyte_per_s": "a switch: two devices reach each other at the full rate",

@@ -87,6 +87,7 @@ class AttentionSection(_Edge):
     )
     launch_us: NotNegative = Field(default=15.0, description="Fixed cost of one call, microseconds.")
     backward_time_ratio: Positive = Field(default=2.97, description="Time of the backward over that of the forward.")
+    flash2_ratio: Ratio = Field(default=1.0, description="What FlashAttention-2 reaches of it on this device.")
     provenance: Provenance = "calibrated"
 
 
@@ -134,6 +135,10 @@ class ClusterFile(_Edge):
     fp8_tflops: NotNegative = Field(default=0.0, description="Dense FP8 peak, TFLOP/s; 0 where the device has no FP8.")
     mxfp8: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="Whether the device multiplies block-scaled fp8 (OCP MX), for the precision mxfp8."
+    )
+    sustained_ratio: Ratio = Field(
+        default=0.8,
+        description="Share of single-kernel speed that GEMMs and attention keep in a training run: clocks under load.",
     )
     sm_count: Count = Field(default=132, description="Multiprocessors (compute units, cube cores) of one device.")
     devices_per_domain: Count = Field(

@@ -98,13 +98,17 @@ class GroupedGemmFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFit:
-    """Constants of fused attention: efficiency `e * s/(s+s0) * u/(u+w0)`, u work items per multiprocessor."""
+    """Constants of fused attention: efficiency `e * s/(s+s0) * u/(u+w0)`, u work items per multiprocessor.
+
+    `flash2_ratio` is what FlashAttention-2 reaches of that on this device.
+    """
 
     efficiency_ratio: float
     seq_half: float
     work_half: float
     launch_s: float
     backward_time_ratio: float
+    flash2_ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,8 @@ class Machine:
     ranks fill domains in that number. `assumed` names the keys that were filled by a default, `sources` the origin of
     each key, `provenance` says per fit `calibrated` (fitted on measurements of this device), `derived` (another
     device's constants, or a measured plateau, carried over) or `default`. `fused_dispatchers` names the deduplicating
-    dispatchers whose kernels run on the device.
+    dispatchers whose kernels run on the device. `sustained_ratio` is what the device keeps of single-kernel speed in a
+    run of hours: clocks under the power limit.
     """
 
     name: str
@@ -147,6 +152,7 @@ class Machine:
     dispatch: DispatchFit
     collectives: tuple[CollectiveFit, ...]
     reserve_bytes: int
+    sustained_ratio: float = 1.0
     mxfp8: bool = False
     fused_dispatchers: tuple[str, ...] = ("deepep", "hybridep")
     assumed: tuple[str, ...] = ()

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ap_search.spec.presets import locate
 from ap_search.spec.reader import read_mapping, validate
-from ap_search.spec.software import Software
-from ap_search.units import us_to_s
+from ap_search.spec.software import AttentionKernel, Software
+from ap_search.units import mib_to_bytes, us_to_s
 
 Bytes = Annotated[int, Field(ge=0, le=16, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -16,7 +16,14 @@ Microseconds = Annotated[float, Field(ge=0, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
 _NOT_VALUES = ("name", "description", "recognised_by", "sources")
-_TIMES = ("launch_per_layer_us", "launch_per_moe_layer_us", "host_sync_us")
+_CONVERTED = (
+    "launch_per_layer_us",
+    "launch_per_moe_layer_us",
+    "host_per_layer_us",
+    "host_per_moe_layer_us",
+    "host_sync_us",
+    "gradient_bucket_mib",
+)
 
 
 class ProfileFile(BaseModel):
@@ -48,12 +55,21 @@ class ProfileFile(BaseModel):
     vocab_divisor: Annotated[int, Field(ge=1, strict=True)] = Field(
         default=128, description="The vocabulary is padded to a multiple of this times tp."
     )
+    attention_kernel: AttentionKernel = Field(
+        default=AttentionKernel.BEST,
+        description="best: the device's fastest fused kernel; flash2: FlashAttention-2; unfused: products, softmax.",
+    )
     launch_per_layer_us: Microseconds = Field(
-        default=20.0, description="Host time that a layer's forward leaves exposed (its backward: twice), microseconds."
+        default=20.0, description="Gaps between the kernels of a layer's forward (its backward: twice), microseconds."
     )
     launch_per_moe_layer_us: Microseconds = Field(
         default=180.0, description="The same that an MoE layer adds: launches per expert."
     )
+    host_per_layer_us: Microseconds = Field(
+        default=0.0,
+        description="Host time to enqueue a layer's forward (backward: twice); a faster device waits, microseconds.",
+    )
+    host_per_moe_layer_us: Microseconds = Field(default=0.0, description="The same that an MoE layer adds.")
     host_sync_us: Microseconds = Field(
         default=50.0,
         description="Time that an MoE layer's forward stops while the host reads token counts; none where inputs are "
@@ -64,6 +80,12 @@ class ProfileFile(BaseModel):
     )
     compute_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=0.8, description="Share of single-kernel speed that GEMMs and attention reach inside a training run."
+    )
+    collective_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
+        default=1.0, description="Share of their speed alone that collectives reach in a training run."
+    )
+    gradient_bucket_mib: Annotated[float, Field(ge=0, strict=True)] = Field(
+        default=0.0, description="Gradients are reduced in buckets of this size, MiB; 0: all at once."
     )
     dp_reduce_overlap_ratio: Share = Field(default=0.9, description="Gradient reduction beside the last backward.")
     dp_gather_overlap_ratio: Share = Field(default=0.9, description="Weight gathering beside the first forward.")
@@ -108,12 +130,15 @@ def load_software(source: str | Path) -> Software:
     """
     path = locate("software", source)
     file = validate(ProfileFile, read_mapping(path), path.name)
-    same = file.model_dump(exclude={"sources", *_TIMES})
+    same = file.model_dump(exclude={"sources", *_CONVERTED})
     return Software(
         **same,
         launch_per_layer_s=us_to_s(file.launch_per_layer_us),
         launch_per_moe_layer_s=us_to_s(file.launch_per_moe_layer_us),
+        host_per_layer_s=us_to_s(file.host_per_layer_us),
+        host_per_moe_layer_s=us_to_s(file.host_per_moe_layer_us),
         host_sync_s=us_to_s(file.host_sync_us),
+        gradient_bucket_bytes=mib_to_bytes(file.gradient_bucket_mib),
         sources=_sources(file, path.name),
     )
 

@@ -69,7 +69,7 @@ def _run(row: PublishedRun, unread: tuple[str, ...]) -> Run:
     devices = _devices(row, assumed)
     if row.seq_len is None:
         raise UnusableError(Unusable.SKIPPED, "seq_len is missing")
-    plan = published_plan(row, num_layers=model.num_layers, moe=model.moe is not None, assumed=assumed)
+    plan, unknown = published_plan(row, num_layers=model.num_layers, moe=model.moe is not None, assumed=assumed)
     pp = row.parallel.pp or 1
     measured = published_measured(row, devices=devices, pp=pp, assumed=assumed)
     return Run(
@@ -78,6 +78,7 @@ def _run(row: PublishedRun, unread: tuple[str, ...]) -> Run:
         machine=machine,
         devices=devices,
         plan=plan,
+        unknown=unknown,
         global_batch=_global_batch(row, devices, needs_time=measured.has_time, assumed=assumed),
         seq_len=row.seq_len,
         precision=_precision(row, assumed),

@@ -17,8 +17,8 @@ _ZERO_BUBBLE = re.compile(r"^(zb|zero-bubble)", re.IGNORECASE)
 _DROP = re.compile(r"(?:CF ?=? ?|capacity factor )([0-9.]+)", re.IGNORECASE)
 
 
-def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: list[str]) -> str:
-    """Write the plan of a published run.
+def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Write the plan of a published run, and the keys of it that the row does not state.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
 
     Returns
     -------
-    str
-        As `--plan` takes it.
+    tuple
+        The plan as `--plan` takes it, and its keys among `mbs`, `dispatcher`, `recompute` that the row leaves open.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
 
     Notes
     -----
-    A1. Absent knobs are those of `--plan`: one sequence per micro-batch, ZeRO-1, no recomputation, all-to-all.
+    A1. Absent micro-batch, dispatcher and recomputation are unknown; other absent knobs are those of `--plan`.
     A2. Where layers do not divide by the stages but do with the embedding, the head or both counted as layers, the
     stages that hold those have one layer fewer.
 
@@ -55,21 +55,25 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     schedule, vpp = _schedule(axes, axes.pp, assumed)
     values: dict[str, object] = {"tp": axes.tp, "pp": axes.pp, "vpp": vpp}
     values["cp"] = _or_assume(axes.cp, 1, name="cp", assumed=assumed)
-    values["mbs"] = _or_assume(row.micro_batch, 1, name="micro_batch", assumed=assumed)
+    values["mbs"] = row.micro_batch or 1
+    unknown = [] if row.micro_batch else ["mbs"]
     if moe:
         values["ep"] = _or_assume(axes.ep, 1, name="ep", assumed=assumed)
         values["etp"] = axes.etp or 1
         if axes.etp is None and axes.tp > 1:
             assumed.append("etp: not stated, 1")
-        values["dispatcher"] = _dispatcher(axes, assumed) if (axes.ep or 1) * (axes.etp or 1) > 1 else "alltoall"
+        exchanges = (axes.ep or 1) * (axes.etp or 1) > 1
+        values["dispatcher"] = _dispatcher(axes) if exchanges else "alltoall"
+        unknown += ["dispatcher"] if exchanges and axes.dispatcher is None else []
     if axes.tp > 1:
         values["sp"] = int(_or_assume(axes.sequence_parallel, True, name="sequence_parallel", assumed=assumed))
     values |= {"sharding": _sharding(axes, assumed), "recompute": _recompute(row.recompute, assumed)}
+    unknown += ["recompute"] if row.recompute is None else []
     values["schedule"] = schedule
     layout = _layout(row, num_layers, vpp, assumed)
     if layout:
         values["stage_layers"] = layout
-    return ",".join(f"{key}={value}" for key, value in values.items())
+    return ",".join(f"{key}={value}" for key, value in values.items()), tuple(unknown)
 
 
 def _or_assume(value: ValueT | None, usual: ValueT, *, name: str, assumed: list[str]) -> ValueT:
@@ -108,18 +112,21 @@ def _sharding(axes: ParallelRow, assumed: list[str]) -> str:
     if axes.zero is None:
         assumed.append("zero: not stated, zero1")
         return "zero1"
-    if "grads" in zero:
-        return "zero2"
     stage = re.search(r"[0-3]", zero)
+    if "grads" in zero or (stage and stage[0] == "2"):
+        if (axes.pp or 1) > 1:
+            # Sharded gradients would be reduced per micro-batch: with a pipeline trainers reduce them once per step.
+            assumed.append(f"zero: {axes.zero} under a pipeline priced as zero1: gradients are reduced once per step")
+            return "zero1"
+        return "zero2"
     if "optim" in zero or stage is None:
         return "zero1"
     return "none" if stage[0] == "0" else f"zero{stage[0]}"
 
 
-def _dispatcher(axes: ParallelRow, assumed: list[str]) -> str:
+def _dispatcher(axes: ParallelRow) -> str:
     """Word of the dispatcher."""
     if axes.dispatcher is None:
-        assumed.append("dispatcher: not stated, alltoall")
         return "alltoall"
     words = axes.dispatcher.lower().replace("-", "")
     known = [name for name in ("hybridep", "deepep", "allgather", "alltoall") if name in words]
@@ -131,7 +138,6 @@ def _dispatcher(axes: ParallelRow, assumed: list[str]) -> str:
 def _recompute(words: str | None, assumed: list[str]) -> str:
     """Word of the recomputation; what stands after a semicolon is another opinion."""
     if words is None:
-        assumed.append("recompute: not stated, none")
         return "none"
     said = words.split(";")[0].lower()
     if said.startswith("full"):

@@ -117,8 +117,9 @@ class Run:
     """One recorded run, complete enough to be priced.
 
     `plan` is text as `--plan` takes it, `precision` a word as `--precision` takes it, `software` a profile's name or
-    path (empty: recognised by its source). `assumed` has one line `field: what was taken` per value that the record
-    does not state.
+    path (empty: recognised by its source). `unknown` names keys of the plan that the record does not state: pricing
+    takes the fastest values that fit. `assumed` has one line `field: what was taken` per other value that it does not
+    state.
     """
 
     label: RunLabel
@@ -126,6 +127,7 @@ class Run:
     machine: Machine
     devices: int
     plan: str
+    unknown: tuple[str, ...] = ()
     global_batch: int
     seq_len: int
     precision: str

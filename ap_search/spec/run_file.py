@@ -86,6 +86,9 @@ class RunFile(_Edge):
     memory_limit_gib: Positive | None = Field(default=None, description="Memory of one device, not the cluster's.")
     devices: Count = Field(description="Devices of the whole job.")
     plan: str = Field(description="The plan as --plan takes it: tp=2,pp=4,ep=8, or a short name.")
+    unknown: tuple[Literal["mbs", "dispatcher", "recompute"], ...] = Field(
+        default=(), description="Keys of the plan that nobody wrote down: the fastest values that fit are taken."
+    )
     global_batch: Count = Field(description="Sequences per step.")
     seq_len: Count = Field(description="Tokens per sequence.")
     precision: Literal["bf16", "fp8", "mxfp8"] = Field(default="bf16", description="Number format of the GEMMs.")
@@ -146,5 +149,6 @@ runs:
     # capacity_factor: 1.0    # absent: dropless
     # load: balanced          # or zipf:1.2, or a histogram file
     # oom: true               # the run ended for want of memory
+    # unknown: [recompute]    # keys of the plan that nobody wrote down (mbs dispatcher recompute)
     # notes: what to know before comparing
 """

@@ -151,6 +151,7 @@ def _own_run(file: RunFile, place: _Place) -> Run:
         machine=machine,
         devices=file.devices,
         plan=file.plan,
+        unknown=file.unknown,
         global_batch=file.global_batch,
         seq_len=file.seq_len,
         precision=file.precision,

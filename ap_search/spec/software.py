@@ -1,6 +1,15 @@
 """What the trainer's software does, as plain frozen values: bytes it keeps, what it fuses, what it hides."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class AttentionKernel(StrEnum):
+    """How attention is computed: the device's fastest fused kernel, FlashAttention-2, or products around a softmax."""
+
+    BEST = "best"
+    FLASH2 = "flash2"
+    UNFUSED = "unfused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -9,8 +18,11 @@ class Software:
 
     Bytes are per parameter. `*_overlap_ratio` is the share of that communication's time that can be hidden behind
     compute running beside it, 0..1 (what exceeds the compute is exposed all the same). `compute_efficiency_ratio` is
-    what GEMMs and attention of a training run reach of the speed that the machine's constants, fitted on single
-    kernels, give: sustained clocks under the power limit, gaps between kernels, tensors that are not in cache.
+    what GEMMs and attention reach of the machine's sustained speed with this software: layouts, fusions, tensors that
+    are not in cache. `launch_*_s` are gaps between kernels that every layer adds; `host_*_s` is what the host needs to
+    enqueue a layer's forward (its backward: twice): where the device is faster, it waits. `gradient_bucket_bytes` is
+    the size of one gradient reduction (0: all at once). `collective_efficiency_ratio` is what collectives beside
+    compute reach of their speed alone.
     """
 
     name: str
@@ -24,9 +36,14 @@ class Software:
     fused_activation: bool = True
     fused_cross_entropy: bool = True
     vocab_divisor: int = 128
+    attention_kernel: AttentionKernel = AttentionKernel.BEST
     launch_per_layer_s: float = 0.0
     launch_per_moe_layer_s: float = 0.0
+    host_per_layer_s: float = 0.0
+    host_per_moe_layer_s: float = 0.0
     host_sync_s: float = 0.0
+    gradient_bucket_bytes: float = 0.0
+    collective_efficiency_ratio: float = 1.0
     hbm_efficiency_ratio: float = 0.8
     compute_efficiency_ratio: float = 1.0
     dp_reduce_overlap_ratio: float = 0.0

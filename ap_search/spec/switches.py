@@ -64,6 +64,8 @@ def switched(software: Software, switches: Switches) -> Software:
         pp_overlap_ratio=_ratio(switches.pp_overlap, software.pp_overlap_ratio, OTHER_OVERLAP_RATIO),
         launch_per_layer_s=software.launch_per_layer_s * _LAYER_SHARE[graphs],
         launch_per_moe_layer_s=software.launch_per_moe_layer_s * _MOE_SHARE[graphs],
+        host_per_layer_s=software.host_per_layer_s * _LAYER_SHARE[graphs],
+        host_per_moe_layer_s=software.host_per_moe_layer_s * _MOE_SHARE[graphs],
         host_sync_s=0.0 if graphs is CudaGraphs.FULL else software.host_sync_s,
     )
 
