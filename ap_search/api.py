@@ -275,10 +275,16 @@ def _price_named(setting: Setting, name: str) -> PricedPlan:
     job, model = setting.cost.job, setting.cost.model
     maker = LayoutMaker(model, job.seq_len)
     plan = parse_plan(
-        name, devices=job.devices, global_batch=job.global_batch, default_layout=maker.balanced, model=model
+        name,
+        devices=job.devices,
+        global_batch=job.global_batch,
+        default_layout=maker.balanced,
+        model=model,
+        even=not setting.cost.software.balanced_stages,
     )
     _keep_to(plan, setting.chosen)
-    broken = violations(replace(setting.rules, explicit_layout=False, given_layout=names_layout(name)), plan)
+    given = names_layout(name) or setting.cost.software.balanced_stages
+    broken = violations(replace(setting.rules, explicit_layout=False, given_layout=given), plan)
     priced = price_judged(setting.rules, setting.cost, plan, broken=broken)
     return with_imbalance(setting.cost, priced)
 

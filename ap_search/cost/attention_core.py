@@ -48,12 +48,15 @@ def core_time(context: CostContext, attention: Attention, shapes: Shapes) -> Cor
     A1. Sparse attention that picks `index_topk` keys is priced as a window of that many keys plus its indexer's
         products.
 
+    A2. Attention waits for exponentials as much as for products: the power limit that slows products does not bind.
+
     Source: docs/cost-model/compute.md.
     """
     kernel, fit = context.software.attention_kernel, context.machine.attention
     if kernel is AttentionKernel.UNFUSED:
         return unfused_core_time(context, attention, shapes)
-    reached = context.compute_ratio * (fit.flash2_ratio if kernel is AttentionKernel.FLASH2 else 1.0)
+    reached = context.software.attention_efficiency_ratio
+    reached *= fit.flash2_ratio if kernel is AttentionKernel.FLASH2 else 1.0
     forward = _fused_core_s(context, attention, shapes) / reached
     return CoreTime(forward_s=forward, backward_s=forward * fit.backward_time_ratio)
 

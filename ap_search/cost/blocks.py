@@ -20,7 +20,7 @@ from ap_search.cost.shapes import Shapes, block_shapes
 from ap_search.plan.plan import Recompute
 from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, LinearMixer, Model, MoeFfn
-from ap_search.spec.job import Load, PlacementPolicy
+from ap_search.spec.job import Load, PlacementPolicy, Precision
 
 FloatArray = NDArray[np.float64]
 # One solution of the linear program on the device, per MoE layer and micro-batch (deepseek-ai/LPLB README: ~100 us).
@@ -153,6 +153,7 @@ def _wait_for_host(context: CostContext, kind: LayerKind, time: BlockTime) -> No
     """Add what a layer waits for the host, where the device is done before the next kernels are enqueued."""
     software = context.software
     host = software.host_per_layer_s + (software.host_per_moe_layer_s if kind.is_moe else 0.0)
+    host *= 1.0 if context.job.precision is Precision.BF16 else software.host_fp8_ratio
     time.forward[Part.OTHER] += np.maximum(host - time.forward.sum(axis=0), 0.0)
     time.backward[Part.OTHER] += np.maximum(2.0 * host - time.backward.sum(axis=0), 0.0)
 

@@ -6,6 +6,8 @@ from ap_search.spec.machine import AttentionFit, GemmFit, Machine
 from ap_search.units import BF16_BYTES, FP32_BYTES, Quantity
 
 ATTENTION_TILE_ROWS = 128
+# Heads narrower than 128 leave products waiting for exponentials: d/(d + 54.5), 1 at 128.
+FULL_HEAD_DIM, HEAD_DIM_HALF = 128.0, 54.5
 
 
 def gemm_time_s(
@@ -112,7 +114,8 @@ def attention_core_time_s(
     -------
     Quantity
         FLOPs over `peak * e * x/(x + s0) * u/(u + w0)`, plus the launch cost; x is the sequence, or twice the mean
-        number of keys where a window cuts it; u the 128-row tiles per multiprocessor.
+        number of keys where a window cuts it; u the 128-row tiles per multiprocessor. Heads of d < 128 reach
+        `d/(d + 54.5)` over its value at 128.
 
     Notes
     -----
@@ -120,15 +123,18 @@ def attention_core_time_s(
         which sees the keys of one rank only and reaches the efficiency of such a short sequence.
     A2. Backward takes `backward_time_ratio` times the forward (five products against two at lower efficiency).
 
-    Source: aiconfigurator context-attention tables (median error 1.6 to 5.7 %); backward ratio 2.95 (A100), 2.99 (B200)
-    from SimuMax's tables.
+    Source: aiconfigurator context-attention tables (median error 1.6 to 5.7 %); head widths: FlashAttention-3, arXiv
+    2407.08608, figure 5 (causal, 16k tokens: 473, 616, 642 TFLOP/s at 64, 128, 256); backward ratio 2.95 (A100), 2.99
+    (B200) from SimuMax's tables.
     """
     fit: AttentionFit = machine.attention
     pairs = attended_pairs(seq_len, window)
     flops = 2.0 * sequences * heads * pairs * (qk_head_dim + v_head_dim) / cp
     reach = 2.0 * pairs / seq_len / cp
     work = sequences * heads * np.ceil(seq_len / cp / ATTENTION_TILE_ROWS) / machine.sm_count
-    efficiency = fit.efficiency_ratio * reach / (reach + fit.seq_half) * work / (work + fit.work_half)
+    width = np.minimum((qk_head_dim + np.where(np.greater(v_head_dim, 0), v_head_dim, qk_head_dim)) / 2, FULL_HEAD_DIM)
+    narrow = width / (width + HEAD_DIM_HALF) * (FULL_HEAD_DIM + HEAD_DIM_HALF) / FULL_HEAD_DIM
+    efficiency = fit.efficiency_ratio * reach / (reach + fit.seq_half) * work / (work + fit.work_half) * narrow
     return flops / (machine.peak_bf16_flops_per_s * efficiency) + fit.launch_s * cp
 
 

@@ -23,6 +23,13 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 # Read in bf16, written in fp8 for the product at hand and transposed for the weight gradient.
 CAST_BYTES_PER_ELEMENT = BF16_BYTES + 2 * FP8_BYTES
+# Tensors of the inner width, in bf16, that clamping both inputs of the activation moves besides: forward two clamps
+# (read, write) and their joint (2 read, 2 written); backward the joint cut, two clamps (gradient and input read, one
+# written), and two halves put into whole gradients (zeros and a copy each) that are added.
+CLAMP_FORWARD_WIDTHS, CLAMP_BACKWARD_WIDTHS = 8, 24
+# Bytes per element of the output that adding biases weighted by fp32 probabilities moves: forward the product (4), the
+# sum (2 + 4 + 4), the joint (8), the cast (6); backward the cast (6), gradients of sum (6), biases (12), weights (6).
+BIAS_FORWARD_BYTES, BIAS_BACKWARD_BYTES = 28, 30
 # Rows copied into padded ones and back: each a read and a write in bf16.
 PADDING_COPIES = 2
 
@@ -159,6 +166,7 @@ def expert_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Expe
         padded.
     A2. In fp8 the inputs of each product are cast twice, for it and for its weight gradient; weights are cast once per
         step and not counted.
+    A3. Clamps and biases of experts run in kernels of their own.
 
     Source: docs/cost-model/grouped-gemm.md; Megatron-LM d98e8a64 `experts.py` (TEGroupedMLP), `moe_utils.py`
     (get_align_size_for_quantization, skip_routed_expert_padding).
@@ -166,13 +174,29 @@ def expert_time(context: CostContext, moe: MoeFfn, shape: DispatchShape) -> Expe
     rows, rates = shape.aligned_rows, grouped_rates(context)
     first, second = expert_gemms(moe, shape, rows)
     copied_bytes = PADDING_COPIES * 2 * BF16_BYTES * rows * shape.hidden
+    extra_forward, extra_backward = _unfused_s(context, moe, inner=rows * second.k, output=rows * shape.hidden)
     return ExpertTime(
         fc1=_product_time(context, rates, first),
         fc2=_product_time(context, rates, second),
-        activation_s=activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=False),
-        activation_backward_s=activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=True),
+        activation_s=extra_forward
+        + activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=False),
+        activation_backward_s=extra_backward
+        + activation_time_s(context, elements=rows * second.k, gated=moe.gated, backward=True),
         padding_s=context.memory_bound_s(shape.pads_by_copying * copied_bytes),
     )
+
+
+def _unfused_s(context: CostContext, moe: MoeFfn, *, inner: Quantity, output: Quantity) -> tuple[Quantity, Quantity]:
+    """Seconds of clamps and biases that no kernel fuses, forward and backward; `inner` and `output` are elements.
+
+    Source: Megatron-LM `fusions/fused_bias_geglu.py` (weighted_bias_quick_geglu_impl: chunk, clamp, cat), `experts.py`
+    (TEGroupedMLP._apply_bias); traffic counted by hand.
+    """
+    forward_bytes = moe.expert_clamp * CLAMP_FORWARD_WIDTHS * BF16_BYTES * inner
+    backward_bytes = moe.expert_clamp * CLAMP_BACKWARD_WIDTHS * BF16_BYTES * inner
+    forward_bytes = forward_bytes + moe.expert_bias * BIAS_FORWARD_BYTES * output
+    backward_bytes = backward_bytes + moe.expert_bias * BIAS_BACKWARD_BYTES * output
+    return context.memory_bound_s(forward_bytes), context.memory_bound_s(backward_bytes)
 
 
 def _product_time(context: CostContext, rates: GroupedRates, gemm: GroupedGemm) -> ProductTime:

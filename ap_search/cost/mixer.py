@@ -284,7 +284,8 @@ def linear_mixer_time(context: CostContext, mixer: LinearMixer, shapes: Shapes) 
         ),
     )
     machine = context.machine
-    rate = machine.peak_bf16_flops_per_s * machine.attention.efficiency_ratio * context.compute_ratio
+    reached = machine.attention.efficiency_ratio * context.software.attention_efficiency_ratio
+    rate = machine.peak_bf16_flops_per_s * reached
     scan = tokens * mixer.scan_flops_per_token / shapes.tp / rate + machine.attention.launch_s
     time = BlockTime.empty(len(shapes.tp))
     time.forward[Part.ATTENTION] = linear.forward_s + scan

@@ -164,16 +164,17 @@ def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, L
             global_batch=run.global_batch,
             default_layout=maker.balanced,
             model=run.model,
+            even=not software.balanced_stages,
         )
     except SpecError as error:
         return _refused(run, "; ".join(str(fault) for fault in error.faults))
-    given = names_layout(run.plan)
+    given = names_layout(run.plan) or software.balanced_stages
     rules = RuleContext(model=run.model, machine=run.machine, job=job, given_layout=given)
     broken = violations(rules, plan)
     if broken:
         return _refused(run, "; ".join(f"{each.rule_id}: {each.message}" for each in broken))
     assumed = run.assumed
-    if not given and not plan.layout.even:
+    if not names_layout(run.plan) and not plan.layout.even:
         assumed = (*assumed, f"stage_layers: not stated, balanced by FLOPs: {plan.layout.stage_layers}")
     return _Ready(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
 

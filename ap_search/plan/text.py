@@ -236,7 +236,13 @@ def _default_schedule(vpp: int) -> Schedule:
 
 
 def parse_plan(
-    text: str, *, devices: int, global_batch: int, default_layout: Callable[[int, int], Layout], model: Model
+    text: str,
+    *,
+    devices: int,
+    global_batch: int,
+    default_layout: Callable[[int, int], Layout],
+    model: Model,
+    even: bool = True,
 ) -> Plan:
     """Read a plan from `axis=value,...` or from its short name.
 
@@ -250,6 +256,8 @@ def parse_plan(
         Gives the layout of (pp, vpp) where the layers do not divide and no `stage_layers` is given.
     model : Model
         Its layer counts.
+    even : bool
+        Whether layers that divide by the stages are spread evenly; else `default_layout` places them too.
 
     Returns
     -------
@@ -274,7 +282,7 @@ def parse_plan(
     faults: list[Fault] = []
     pairs = _assignments(text, faults) if "=" in text else _name_tokens(text, faults)
     values = _read_values(pairs, faults)
-    layout = _read_layout(dict(pairs), values, faults, default_layout=default_layout, model=model)
+    layout = _read_layout(dict(pairs), values, faults, default_layout=default_layout, model=model, even=even)
     if faults or layout is None:
         raise SpecError.of(faults)
     return _complete(values, layout, devices=devices, global_batch=global_batch)
@@ -359,6 +367,7 @@ def _read_layout(
     *,
     default_layout: Callable[[int, int], Layout],
     model: Model,
+    even: bool,
 ) -> Layout | None:
     """Read or derive the layout; None, with a fault, where it or the stages it needs cannot be read."""
     if any(key in texts and key not in values for key in ("pp", "vpp")):
@@ -370,7 +379,7 @@ def _read_layout(
     if "stage_layers" not in texts:
         if pp * vpp > model.num_layers:
             return padded_layout(model.num_layers, pp, vpp)
-        return even_layout(model.num_layers, pp, vpp) or default_layout(pp, vpp)
+        return (even_layout(model.num_layers, pp, vpp) if even else None) or default_layout(pp, vpp)
     numbers = {"num_layers": model.num_layers, "mtp_layers": model.mtp_layers, "pp": pp, "vpp": vpp}
     try:
         return parse_layout(texts["stage_layers"], **numbers, path="--plan stage_layers")

@@ -16,7 +16,7 @@ from ap_search.plan.table import PlanTable
 from ap_search.plan.text import plan_name
 from ap_search.result import Lever, Optimality, PricedPlan, Rejection, Violation
 from ap_search.search.domains import SearchDomains
-from ap_search.search.layouts import LayoutMaker
+from ap_search.search.layouts import layout_maker
 from ap_search.search.rules import MEMORY_LIMIT_ID, MEMORY_LIMIT_SENTENCE, RuleContext
 from ap_search.search.space import build_table
 from ap_search.units import bytes_to_gib
@@ -173,7 +173,7 @@ def run_search(
         cost model, with no gap.
     """
     progress("enumerating meshes", 0.0)
-    space = build_table(rules, domains, layout_for=LayoutMaker(context.model, context.job.seq_len))
+    space = build_table(rules, domains, layout_for=layout_maker(context))
     table = space.table
     context = with_rank_loads(context, table)
     price = price_in_chunks(context, table, progress)

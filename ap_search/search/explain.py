@@ -16,7 +16,7 @@ from ap_search.result import ClashingRule, Infeasibility, Lever
 from ap_search.search.clash import smallest_clash
 from ap_search.search.domains import SearchDomains, search_domains
 from ap_search.search.engine import Progress, Ranking
-from ap_search.search.layouts import LayoutMaker
+from ap_search.search.layouts import LayoutMaker, layout_maker
 from ap_search.search.levers import choices_outside, job_levers, plan_levers
 from ap_search.search.rules import RuleContext
 from ap_search.search.space import legal_plans
@@ -114,7 +114,7 @@ class _Probe:
         return (params_total(model) + params_mtp(model)) * float(kept.total)
 
     def _layouts(self) -> LayoutMaker:
-        return LayoutMaker(self.context.model, self.context.job.seq_len)
+        return layout_maker(self.context)
 
     def _sparing(self, rules: RuleContext) -> SearchDomains:
         """Keep what the user fixed; of the rest the smallest micro-batch, one chunk per stage, full recompute."""

@@ -1,7 +1,8 @@
-"""Which layout a search gives to its stages: the even one where layers divide, otherwise one balanced by FLOPs."""
+"""Which layout stages get: the even one where layers divide, otherwise one balanced by FLOPs; always that for some."""
 
 from functools import cached_property
 
+from ap_search.cost.context import CostContext
 from ap_search.cost.flops import head_flops_per_token, layer_flops_per_token, mtp_flops_per_token
 from ap_search.plan.layout import balanced_layout, even_layout
 from ap_search.plan.plan import Layout
@@ -9,11 +10,15 @@ from ap_search.spec.blocks import Model
 
 
 class LayoutMaker:
-    """Makes and remembers one layout per (pp, vpp) for one model and sequence length."""
+    """Makes and remembers one layout per (pp, vpp) for one model and sequence length.
 
-    def __init__(self, model: Model, seq_len: int) -> None:
+    `even` is False for trainers that balance their stages themselves.
+    """
+
+    def __init__(self, model: Model, seq_len: int, *, even: bool = True) -> None:
         self._model = model
         self._seq_len = seq_len
+        self._even = even
         self._made: dict[tuple[int, int], Layout | None] = {}
 
     @cached_property
@@ -42,4 +47,9 @@ class LayoutMaker:
     def _make(self, pp: int, vpp: int) -> Layout | None:
         if pp * vpp > self._model.num_layers:
             return None
-        return even_layout(self._model.num_layers, pp, vpp) or self.balanced(pp, vpp)
+        return (even_layout(self._model.num_layers, pp, vpp) if self._even else None) or self.balanced(pp, vpp)
+
+
+def layout_maker(context: CostContext) -> LayoutMaker:
+    """Make layouts as the software of a search places its layers."""
+    return LayoutMaker(context.model, context.job.seq_len, even=not context.software.balanced_stages)

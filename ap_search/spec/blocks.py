@@ -107,7 +107,7 @@ class MoeFfn:
     `shared_width` is the total width of all shared experts; `latent_width` replaces the hidden size for the routed
     experts where the model projects down first (0: it does not); `num_groups`/`topk_groups` describe group-limited
     routing (1: none); `router_bias` is a trained bias on the logits; `score_bias` the auxiliary-loss-free buffer that
-    is not a parameter.
+    is not a parameter; `expert_clamp` limits what goes into the experts' activation.
     """
 
     num_experts: int
@@ -115,6 +115,7 @@ class MoeFfn:
     expert_width: int
     gated: bool = True
     expert_bias: bool = False
+    expert_clamp: bool = False
     shared_width: int = 0
     shared_gated: bool = True
     shared_gate: bool = False

@@ -71,6 +71,7 @@ def _moe(config: HfConfig, layer: int) -> MoeFfn:
         expert_width=width,
         gated=gated,
         expert_bias=config.fact("expert_bias"),
+        expert_clamp=config.has("activation_limit"),
         shared_width=shared,
         shared_gated=gated,
         shared_gate=bool(shared) and config.has("gated_shared_width"),

@@ -130,6 +130,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "qk_norm_type": ("qk_norm_type",),
     "output_gate": ("attn_output_gate", "attention_output_gate", "mla_use_output_gate"),
     "head_gate": ("use_head_wise_attn_gate",),
+    "activation_limit": ("swiglu_limit",),
     "sink": ("add_attention_sink_bias", "attention_sink_bias"),
     "full_sink": ("add_full_attention_sink_bias",),
     "sliding_sink": ("add_swa_attention_sink_bias",),

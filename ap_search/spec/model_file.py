@@ -75,6 +75,7 @@ class MoeFile(_Block):
     expert_width: Positive = Field(description="Inner width of one routed expert, elements.")
     gated: bool = Field(True, description="Experts with three matrices; false: two.")
     expert_bias: bool = Field(False, description="Biases on the experts' matrices.")
+    expert_clamp: bool = Field(False, description="What goes into the experts' activation is clamped (GPT-OSS).")
     shared_width: Count = Field(0, description="Inner width of all shared experts together, elements; 0: none.")
     shared_gate: bool = Field(False, description="A sigmoid gate on the shared experts' output (Qwen2-MoE).")
     latent_width: Count = Field(0, description="Width that routed experts work on, elements; 0: the hidden size.")

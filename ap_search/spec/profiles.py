@@ -52,6 +52,9 @@ class ProfileFile(BaseModel):
     fused_norm: Switch = Field(default=False, description="Norm and residual addition in one kernel.")
     fused_activation: Switch = Field(default=True, description="Gate, activation and product in one kernel.")
     fused_cross_entropy: Switch = Field(default=True, description="Cross-entropy without extra copies of the logits.")
+    balanced_stages: Switch = Field(
+        default=False, description="The trainer spreads layers over pipeline stages by cost, the head counted."
+    )
     vocab_divisor: Annotated[int, Field(ge=1, strict=True)] = Field(
         default=128, description="The vocabulary is padded to a multiple of this times tp."
     )
@@ -70,6 +73,9 @@ class ProfileFile(BaseModel):
         description="Host time to enqueue a layer's forward (backward: twice); a faster device waits, microseconds.",
     )
     host_per_moe_layer_us: Microseconds = Field(default=0.0, description="The same that an MoE layer adds.")
+    host_fp8_ratio: Annotated[float, Field(ge=1, le=10, strict=True)] = Field(
+        default=1.5, description="How much longer the host needs in fp8: casts are kernels of their own."
+    )
     host_sync_us: Microseconds = Field(
         default=50.0,
         description="Time that an MoE layer's forward stops while the host reads token counts; none where inputs are "
@@ -79,7 +85,11 @@ class ProfileFile(BaseModel):
         default=0.8, description="Share of the memory bandwidth that norms and elementwise kernels reach."
     )
     compute_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
-        default=0.8, description="Share of single-kernel speed that GEMMs and attention reach inside a training run."
+        default=1.0,
+        description="Share of the device's sustained speed that GEMMs reach in this software.",
+    )
+    attention_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
+        default=1.0, description="Share of the fitted kernels' speed that fused attention of this software reaches."
     )
     collective_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=1.0, description="Share of their speed alone that collectives reach in a training run."

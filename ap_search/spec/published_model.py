@@ -10,6 +10,7 @@ from ap_search.spec.model import read_model_file
 from ap_search.spec.parameters import params_total
 from ap_search.spec.published_file import ModelRow
 from ap_search.spec.run import Unusable, UnusableError
+from ap_search.spec.same_sizes import preset_of_same_sizes
 from ap_search.spec.stated import parse_figure
 
 GPT2_VOCAB = 50_257
@@ -44,7 +45,8 @@ def published_model(row: ModelRow) -> tuple[Model, tuple[str, ...]]:
     -----
     A1. A vocabulary that nobody prints is GPT-2's; heads are about 128 wide, a multiple of eight of them; experts of
     an unknown top-k are two per token; an unknown number of layers follows from the parameters.
-    A2. Norms are RMSNorm and projections without biases where the source does not say: below 0.1 % of the weights.
+    A2. Where a preset has every stated size, what is not printed (biases, routing groups) is that preset's.
+    A3. Otherwise norms are RMSNorm and projections without biases where the source does not say: below 0.1 % of the weights.
     """
     if row.kind not in _MODELLED:
         raise UnusableError(Unusable.REFUSED, f"model: {row.kind} layers are not described by these fields")
@@ -55,9 +57,10 @@ def published_model(row: ModelRow) -> tuple[Model, tuple[str, ...]]:
     if row.layers is None:
         content["num_layers"] = _layers(row, content, assumed)
     try:
-        return read_model_file(content, name=row.name or "model", where="model"), tuple(assumed)
+        model = read_model_file(content, name=row.name or "model", where="model")
     except SpecError as error:
         raise UnusableError(Unusable.REFUSED, str(error.faults[0])) from None
+    return preset_of_same_sizes(model) or model, tuple(assumed)
 
 
 def _content(row: ModelRow, hidden: int, assumed: list[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     Returns
     -------
     tuple
-        The plan as `--plan` takes it, and its keys among `mbs`, `dispatcher`, `recompute` that the row leaves open.
+        The plan as `--plan` takes it, and its keys among `mbs` and `recompute` that the row leaves open.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
 
     Notes
     -----
-    A1. Absent micro-batch, dispatcher and recomputation are unknown; other absent knobs are those of `--plan`.
+    A1. Absent micro-batch and recomputation are unknown; other absent knobs are those of `--plan`.
     A2. Where layers do not divide by the stages but do with the embedding, the head or both counted as layers, the
     stages that hold those have one layer fewer.
 
@@ -63,8 +63,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
         if axes.etp is None and axes.tp > 1:
             assumed.append("etp: not stated, 1")
         exchanges = (axes.ep or 1) * (axes.etp or 1) > 1
-        values["dispatcher"] = _dispatcher(axes) if exchanges else "alltoall"
-        unknown += ["dispatcher"] if exchanges and axes.dispatcher is None else []
+        values["dispatcher"] = _dispatcher(axes, assumed) if exchanges else "alltoall"
     if axes.tp > 1:
         values["sp"] = int(_or_assume(axes.sequence_parallel, True, name="sequence_parallel", assumed=assumed))
     values |= {"sharding": _sharding(axes, assumed), "recompute": _recompute(row.recompute, assumed)}
@@ -124,9 +123,10 @@ def _sharding(axes: ParallelRow, assumed: list[str]) -> str:
     return "none" if stage[0] == "0" else f"zero{stage[0]}"
 
 
-def _dispatcher(axes: ParallelRow) -> str:
-    """Word of the dispatcher."""
+def _dispatcher(axes: ParallelRow, assumed: list[str]) -> str:
+    """Word of the dispatcher; trainers that have several begin with all-to-all."""
     if axes.dispatcher is None:
+        assumed.append("dispatcher: not stated, alltoall")
         return "alltoall"
     words = axes.dispatcher.lower().replace("-", "")
     known = [name for name in ("hybridep", "deepep", "allgather", "alltoall") if name in words]

@@ -18,11 +18,13 @@ class Software:
 
     Bytes are per parameter. `*_overlap_ratio` is the share of that communication's time that can be hidden behind
     compute running beside it, 0..1 (what exceeds the compute is exposed all the same). `compute_efficiency_ratio` is
-    what GEMMs and attention reach of the machine's sustained speed with this software: layouts, fusions, tensors that
-    are not in cache. `launch_*_s` are gaps between kernels that every layer adds; `host_*_s` is what the host needs to
-    enqueue a layer's forward (its backward: twice): where the device is faster, it waits. `gradient_bucket_bytes` is
-    the size of one gradient reduction (0: all at once). `collective_efficiency_ratio` is what collectives beside
-    compute reach of their speed alone.
+    what GEMMs reach of the machine's sustained speed with this software: layouts, fusions, tensors that are not in
+    cache. `attention_efficiency_ratio` is what its attention kernels reach of those that the machine was fitted on.
+    `launch_*_s` are gaps between kernels that every layer adds; `host_*_s` is what the host needs to enqueue a layer's
+    forward (its backward: twice), `host_fp8_ratio` times as long where products are cast to fp8: a faster device
+    waits. `gradient_bucket_bytes` is the size of one gradient reduction (0: all at once). With `balanced_stages` the
+    trainer spreads layers over pipeline stages by their cost, the head counted. `collective_efficiency_ratio` is what
+    collectives beside compute reach of their speed alone.
     """
 
     name: str
@@ -43,9 +45,12 @@ class Software:
     host_per_moe_layer_s: float = 0.0
     host_sync_s: float = 0.0
     gradient_bucket_bytes: float = 0.0
+    balanced_stages: bool = False
     collective_efficiency_ratio: float = 1.0
     hbm_efficiency_ratio: float = 0.8
     compute_efficiency_ratio: float = 1.0
+    attention_efficiency_ratio: float = 1.0
+    host_fp8_ratio: float = 1.5
     dp_reduce_overlap_ratio: float = 0.0
     dp_gather_overlap_ratio: float = 0.0
     fsdp_overlap_ratio: float = 0.0
