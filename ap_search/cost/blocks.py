@@ -149,13 +149,14 @@ def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
     return time
 
 
-def _wait_for_host(context: CostContext, kind: LayerKind, time: BlockTime) -> None:
+def _wait_for_host(context: CostContext, kind: LayerKind, shapes: Shapes, time: BlockTime) -> None:
     """Add what a layer waits for the host, where the device is done before the next kernels are enqueued."""
     software = context.software
     host = software.host_per_layer_s + (software.host_per_moe_layer_s if kind.is_moe else 0.0)
     host *= 1.0 if context.job.precision is Precision.BF16 else software.host_fp8_ratio
+    again = np.where(shapes.recomputes(Recompute.FULL), host, 0.0)
     time.forward[Part.OTHER] += np.maximum(host - time.forward.sum(axis=0), 0.0)
-    time.backward[Part.OTHER] += np.maximum(2.0 * host - time.backward.sum(axis=0), 0.0)
+    time.backward[Part.OTHER] += np.maximum(2.0 * host + again - time.backward.sum(axis=0), 0.0)
 
 
 def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: DispatchShape | None) -> BlockTime:
@@ -185,10 +186,10 @@ def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: 
     """
     time = _mixer_time(context, kind, shapes)
     time = time.plus(_ffn_time(context, kind, shapes, shape)).plus(_norms_time(context, kind, shapes))
-    _wait_for_host(context, kind, time)
     full = shapes.recomputes(Recompute.FULL)
     time.backward[Part.RECOMPUTE] = np.where(full, time.forward.sum(axis=0), time.backward[Part.RECOMPUTE])
     time.sent_backward_bytes[:] += np.where(full, time.sent_forward_bytes, 0.0)
+    _wait_for_host(context, kind, shapes, time)
     time.paired[:] = paired_exchange_s(context, shapes, time)
     return time
 

@@ -1,6 +1,6 @@
 """What prices are made from besides the plans: model, machine, software, job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,10 @@ class CostContext:
     @property
     def linear_rates(self) -> Rates:
         """Rates of linear layers in the job's precision."""
-        return Rates.of(self.machine, self.job.precision).slowed(self.compute_ratio)
+        rates = Rates.of(self.machine, self.job.precision).slowed(self.compute_ratio)
+        if self.job.precision is Precision.BF16:
+            return rates
+        return replace(rates, peak_flops_per_s=rates.peak_flops_per_s * self.software.fused_cast_ratio)
 
     @property
     def exact_rates(self) -> Rates:

@@ -14,6 +14,7 @@ from ap_search.cost.grouped_gemm import (
     grouped_gemm_time_s,
     grouped_gemm_weight_gradient_time_s,
 )
+from ap_search.cost.linear import Rates
 from ap_search.cost.message import FP8_BYTES
 from ap_search.spec.blocks import MoeFfn
 from ap_search.spec.job import Precision
@@ -108,11 +109,11 @@ def grouped_rates(context: CostContext) -> GroupedRates:
         fp8 and mxfp8 share their constants.
     """
     wide = context.job.precision is Precision.BF16
-    linear = context.linear_rates
+    rates = Rates.of(context.machine, context.job.precision).slowed(context.compute_ratio)
     return GroupedRates(
         fit=context.machine.grouped_gemm if wide else context.machine.grouped_gemm_fp8,
-        peak_flops_per_s=linear.peak_flops_per_s,
-        hbm_bytes_per_s=linear.hbm_bytes_per_s,
+        peak_flops_per_s=rates.peak_flops_per_s,
+        hbm_bytes_per_s=rates.hbm_bytes_per_s,
         sm_count=context.machine.sm_count,
         operand_bytes=BF16_BYTES if wide else FP8_BYTES,
     )

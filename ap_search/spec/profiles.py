@@ -88,6 +88,10 @@ class ProfileFile(BaseModel):
         default=1.0,
         description="Share of the device's sustained speed that GEMMs reach in this software.",
     )
+    fused_cast_ratio: Annotated[float, Field(ge=1, le=2, strict=True)] = Field(
+        default=1.2,
+        description="Speed of dense fp8 products with fused casts over that with casts of their own.",
+    )
     attention_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=1.0, description="Share of the fitted kernels' speed that fused attention of this software reaches."
     )

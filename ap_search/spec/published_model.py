@@ -46,7 +46,8 @@ def published_model(row: ModelRow) -> tuple[Model, tuple[str, ...]]:
     A1. A vocabulary that nobody prints is GPT-2's; heads are about 128 wide, a multiple of eight of them; experts of
     an unknown top-k are two per token; an unknown number of layers follows from the parameters.
     A2. Where a preset has every stated size, what is not printed (biases, routing groups) is that preset's.
-    A3. Otherwise norms are RMSNorm and projections without biases where the source does not say: below 0.1 % of the weights.
+    A3. Otherwise norms are RMSNorm and projections without biases where the source does not say: below 0.1 % of
+    the weights.
     """
     if row.kind not in _MODELLED:
         raise UnusableError(Unusable.REFUSED, f"model: {row.kind} layers are not described by these fields")
