@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ap_search.cost.context import CostContext
@@ -10,7 +10,8 @@ from ap_search.cost.rows import RowPrice, price_rows
 from ap_search.errors import SpecError
 from ap_search.fidelity.measured import compare_memory, measured_step_s
 from ap_search.fidelity.records import RowResult, Status
-from ap_search.plan.plan import Plan
+from ap_search.plan.filled_layout import filled_layout
+from ap_search.plan.plan import Plan, Recompute, Schedule
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import names_layout, parse_plan, plan_name
 from ap_search.search.layouts import LayoutMaker
@@ -151,13 +152,16 @@ def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, L
     except SpecError as error:
         return _refused(run, "; ".join(str(fault) for fault in error.faults))
     given = names_layout(run.plan)
+    if software.fills_stages and not given and plan.layout.vpp == 1:
+        plan = replace(plan, layout=filled_layout(run.model, plan.pp))
     rules = RuleContext(model=run.model, machine=run.machine, job=job, given_layout=given)
     broken = violations(rules, plan)
     if broken:
         return _refused(run, "; ".join(f"{each.rule_id}: {each.message}" for each in broken))
     assumed = run.assumed
     if not given and not plan.layout.even:
-        assumed = (*assumed, f"stage_layers: not stated, balanced by FLOPs: {plan.layout.stage_layers}")
+        how = f"filled in order as {software.name} does" if software.fills_stages else "balanced by FLOPs"
+        assumed = (*assumed, f"stage_layers: not stated, {how}: {plan.layout.stage_layers}")
     return _Ready(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
 
 
@@ -183,16 +187,32 @@ def _priced(ready: list[_Ready]) -> list[RowResult]:
         job=first.job,
         min_max_load=lplb_min_max,
     )
-    price = price_rows(context, PlanTable.from_plans([one.plan for one in ready]))
-    return [_result(one, price, row) for row, one in enumerate(ready)]
+    plans = [one.plan for one in ready]
+    price = price_rows(context, PlanTable.from_plans([*plans, *(_leanest(one) for one in ready)]))
+    least = [float(sizes.max()) for sizes in price.stage_bytes[len(ready) :]]
+    return [_result(one, price, row, least_bytes=least[row]) for row, one in enumerate(ready)]
 
 
-def _result(one: _Ready, price: RowPrice, row: int) -> RowResult:
+def _leanest(one: _Ready) -> Plan:
+    """The run's plan, with full recomputation where the run does not say what it recomputes."""
+    unsaid = any(line.startswith("recompute: not stated") for line in one.assumed)
+    allowed = one.plan.schedule is not Schedule.ZB_H1
+    return replace(one.plan, recompute=Recompute.FULL) if unsaid and allowed else one.plan
+
+
+def _result(one: _Ready, price: RowPrice, row: int, *, least_bytes: float) -> RowResult:
     """Set what one run measured beside its price."""
     run, job = one.run, one.job
+    # A schedule that is priced as another one keeps other micro-batches in flight.
+    other = any(line.startswith("schedule:") for line in one.assumed)
     compared = (
-        compare_memory(reading, price.stage_bytes[row], reserve_bytes=job.reserve_bytes)
-        for reading in run.measured.memory
+        compare_memory(
+            reading,
+            price.stage_bytes[row],
+            reserve_bytes=job.reserve_bytes,
+            fragmentation_ratio=one.software.fragmentation_ratio,
+        )
+        for reading in (() if other else run.measured.memory)
     )
     return RowResult(
         label=run.label,
@@ -207,5 +227,6 @@ def _result(one: _Ready, price: RowPrice, row: int) -> RowResult:
         time=price.breakdown(row),
         memory=tuple(found for found in compared if found is not None),
         fullest_bytes=float(price.stage_bytes[row].max()),
+        least_bytes=least_bytes if least_bytes < float(price.stage_bytes[row].max()) else None,
         limit_bytes=job.memory_limit_bytes,
     )

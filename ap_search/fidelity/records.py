@@ -42,7 +42,8 @@ class RowResult:
     """One recorded run, measured and predicted.
 
     `run` and `plan` are None where the row could not be read or its plan not priced. `fullest_bytes` is the fullest
-    stage with the reserve, `limit_bytes` what a device holds.
+    stage with the reserve, `least_bytes` the same under the reading of what the run leaves unsaid that takes the least
+    memory (None where it leaves nothing unsaid), `limit_bytes` what a device holds.
     """
 
     label: RunLabel
@@ -58,6 +59,7 @@ class RowResult:
     time: TimeBreakdown | None = None
     memory: tuple[MemoryComparison, ...] = ()
     fullest_bytes: float | None = None
+    least_bytes: float | None = None
     limit_bytes: int | None = None
 
     @property
@@ -76,6 +78,13 @@ class RowResult:
     def ended_early(self) -> bool:
         """Whether the run ended for want of memory or for an unknown reason, so that its figures are not a step's."""
         return self.run is not None and (self.run.measured.oom or self.run.measured.failed)
+
+    @property
+    def least_room_ratio(self) -> float | None:
+        """As `room_ratio`, under the reading of what the run leaves unsaid that takes the least memory."""
+        if self.limit_bytes is None or self.fullest_bytes is None:
+            return None
+        return 1 - (self.least_bytes or self.fullest_bytes) / self.limit_bytes
 
     @property
     def room_ratio(self) -> float | None:
@@ -128,7 +137,7 @@ class Feasibility:
     """What memory says of runs whose fate is known: names of runs.
 
     `called_safe` ended for want of memory though more than 5 % of it were predicted to stay free; `called_full` ran
-    though more than all of it was predicted.
+    though more than all of it was predicted under every reading of what the run does not state.
     """
 
     oom_rows: int

@@ -147,7 +147,7 @@ def feasibility(rows: Sequence[RowResult]) -> Feasibility:
         oom_rows=len(oom),
         called_safe=tuple(row.label.id for row in oom if (row.room_ratio or 0.0) > SAFE_ROOM_RATIO),
         ran_rows=len(ran),
-        called_full=tuple(row.label.id for row in ran if (row.room_ratio or 0.0) < 0),
+        called_full=tuple(row.label.id for row in ran if (row.least_room_ratio or 0.0) < 0),
     )
 
 

@@ -114,6 +114,9 @@ class OverlapRow(_Row):
     cuda_graph_scope: list[str] | str | None = Field(default=None, description="What the graphs capture.")
     pp_layout: str | None = Field(default=None, description="Megatron's layout string.")
     megatron_fsdp: bool | None = Field(default=None, description="Whether Megatron-FSDP shards.")
+    cpu_offloading_num_layers: Whole | None = Field(
+        default=None, description="Layers whose saved activations wait in host memory."
+    )
     compile: bool | None = Field(default=None, description="torch.compile.")
     deterministic: bool | None = Field(default=None, description="Deterministic kernels.")
     delay_wgrad: bool | None = Field(default=None, description="Weight gradients later.")

@@ -38,5 +38,17 @@ class Software:
     ep_overlap_ratio: float = 0.0
     shared_expert_overlap: bool = False
     fp8_dispatch: bool = False
+    gradient_copy_bytes: int = 0
+    logit_bytes: int = 6
+    loss_chunks: int = 1
+    fused_attention: bool = True
+    dropout: bool = False
+    fp8_saved_inputs: bool = True
+    keeps_stage_outputs: bool = False
+    selective_per_operator: bool = False
+    reshards_under_pp: bool = True
+    offloaded_layers: int = 0
+    fills_stages: bool = False
+    fragmentation_ratio: float = 0.038
     recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

@@ -49,8 +49,12 @@ def switched(software: Software, switches: Switches) -> Software:
     A2. Full-iteration CUDA graphs leave a tenth of the launches exposed and never stop for the host, as in the preset
     `megatron-core-graphs`. Graphs of attention leave half of a layer's launches, graphs of router and preprocessing
     half of what MoE adds: assumption.
+    A3. Runs in fp16 keep and reduce gradients in fp16, and an fp32 copy of them in the optimizer (Megatron-LM
+    `dist_optimizer.md`: 20 bytes, 4 + 16/d sharded).
     """
     graphs = switches.cuda_graphs or CudaGraphs.NONE
+    if switches.half_gradients:
+        software = replace(software, gradient_bytes=2, gradient_copy_bytes=0, master_bytes=8)
     return replace(
         software,
         ep_overlap_ratio=_ratio(switches.ep_overlap, software.ep_overlap_ratio, EP_OVERLAP_RATIO),
@@ -65,6 +69,8 @@ def switched(software: Software, switches: Switches) -> Software:
         launch_per_layer_s=software.launch_per_layer_s * _LAYER_SHARE[graphs],
         launch_per_moe_layer_s=software.launch_per_moe_layer_s * _MOE_SHARE[graphs],
         host_sync_s=0.0 if graphs is CudaGraphs.FULL else software.host_sync_s,
+        offloaded_layers=switches.offloaded_layers or software.offloaded_layers,
+        loss_chunks=switches.loss_chunks or software.loss_chunks,
     )
 
 
