@@ -75,6 +75,12 @@ class ExtraArgsRow(_Row):
     last_stage: Positive | None = Field(
         default=None, alias="decoder-last-pipeline-num-layers", description="Layers of the last stage."
     )
+    attention_backend: str | None = Field(
+        default=None, alias="attention-backend", description="Kernel of attention: `unfused` keeps its scores."
+    )
+    hidden_dropout: Number | None = Field(
+        default=None, alias="hidden-dropout", description="Dropout; absent among other arguments it is Megatron's 0.1."
+    )
 
 
 class ParallelRow(_Row):

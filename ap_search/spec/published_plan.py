@@ -3,7 +3,7 @@
 import re
 from typing import TypeVar
 
-from ap_search.spec.published_file import ParallelRow, PublishedRun
+from ap_search.spec.published_file import ExtraArgsRow, ParallelRow, PublishedRun
 from ap_search.spec.run import CudaGraphs, Switches, Unusable, UnusableError
 
 ValueT = TypeVar("ValueT", int, bool)
@@ -203,10 +203,27 @@ def switches(row: PublishedRun, assumed: list[str]) -> Switches:
         dp_gather_overlap=gather,
         pp_overlap=said.p2p_overlap,
         cuda_graphs=_graphs(row),
+        fused_attention=_fused_attention(row.parallel.extra_args),
+        dropout=_dropout(row.parallel.extra_args, assumed),
         half_gradients=_half_gradients(row.precision.lower()),
         offloaded_layers=said.cpu_offloading_num_layers,
         loss_chunks=_loss_chunks(row.notes.lower()),
     )
+
+
+def _fused_attention(args: ExtraArgsRow | None) -> bool | None:
+    """Whether attention keeps its scores, where a recipe's arguments name its kernel."""
+    return None if args is None or args.attention_backend is None else args.attention_backend != "unfused"
+
+
+def _dropout(args: ExtraArgsRow | None, assumed: list[str]) -> bool | None:
+    """Whether there is dropout; a list of a recipe's arguments that leaves it out means Megatron's default, 0.1."""
+    if args is None:
+        return None
+    if args.hidden_dropout is None:
+        assumed.append("dropout: not among the arguments, Megatron-LM's default of 0.1")
+        return True
+    return args.hidden_dropout > 0
 
 
 def _loss_chunks(notes: str) -> int | None:

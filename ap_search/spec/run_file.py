@@ -96,6 +96,10 @@ class RunFile(_Edge):
     cuda_graphs: CudaGraphs | None = Field(
         default=None, description="What CUDA graphs captured: none, attention, moe, layer (both), full (an iteration)."
     )
+    fused_attention: bool | None = Field(
+        default=None, description="Whether attention kept no scores for its backward; absent: as the profile says."
+    )
+    dropout: bool | None = Field(default=None, description="Whether there was dropout; absent: as the profile says.")
     half_gradients: bool | None = Field(
         default=None, description="Whether gradients were kept in fp16 (training in fp16); absent: as the profile says."
     )

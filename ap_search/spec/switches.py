@@ -69,6 +69,8 @@ def switched(software: Software, switches: Switches) -> Software:
         launch_per_layer_s=software.launch_per_layer_s * _LAYER_SHARE[graphs],
         launch_per_moe_layer_s=software.launch_per_moe_layer_s * _MOE_SHARE[graphs],
         host_sync_s=0.0 if graphs is CudaGraphs.FULL else software.host_sync_s,
+        fused_attention=software.fused_attention if switches.fused_attention is None else switches.fused_attention,
+        dropout=software.dropout if switches.dropout is None else switches.dropout,
         offloaded_layers=switches.offloaded_layers or software.offloaded_layers,
         loss_chunks=switches.loss_chunks or software.loss_chunks,
     )
