@@ -5,7 +5,7 @@ from itertools import accumulate
 from ap_search.plan.layout import layout_of
 from ap_search.plan.plan import Layout
 from ap_search.spec.blocks import Model
-from ap_search.spec.parameters import active_layer_params
+from ap_search.spec.parameters import active_layer_params, layer_params
 
 
 def filled_layout(model: Model, pp: int) -> Layout:
@@ -25,11 +25,12 @@ def filled_layout(model: Model, pp: int) -> Layout:
 
     Notes
     -----
-    A1. A layer costs its active parameters, the head its matrix, the embedding nothing.
+    A1. A layer costs its active parameters without norms, the head its matrix, the embedding nothing.
 
     Source: huggingface/nanotron e24d2483 `models/base.py` (build_model), `models/llama.py` (get_block_compute_costs).
     """
-    costs = [active_layer_params(model, model.kinds[kind]) for kind in model.layers]
+    kinds = [active_layer_params(model, kind) - layer_params(model, kind).norms for kind in model.kinds]
+    costs = [kinds[kind] for kind in model.layers]
     total = sum(costs) + model.vocab_size * model.hidden_size
     counts = [0] * pp
     stage = 0
