@@ -18,6 +18,7 @@ class Keeps:
     fused_attention: bool = True
     dropout: bool = False
     fp8_inputs: bool = False
+    scores_in_experts: bool = True
     per_operator: bool = False
 
 
@@ -42,5 +43,6 @@ def keeps_of(software: Software, precision: Precision) -> Keeps:
         fused_attention=software.fused_attention,
         dropout=software.dropout,
         fp8_inputs=software.fp8_saved_inputs and precision is not Precision.BF16,
+        scores_in_experts=software.scores_in_experts,
         per_operator=software.selective_per_operator,
     )

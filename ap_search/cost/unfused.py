@@ -173,17 +173,21 @@ def moe_extra_bytes(moe: MoeFfn, hidden: int, shapes: Shapes, *, shape: Dispatch
     Returns
     -------
     FloatArray
-        Mask; the gate's activation where it is not fused; in fp8 one byte less per element of both products' inputs.
+        Mask; the gate's activation where it is not fused; 2h per copy where scores are applied outside the experts; in
+        fp8 one byte less per element of both products' inputs.
 
     Notes
     -----
     A1. The norm before the router is a module of its own: the router keeps its output in bf16, and shared experts a
     copy in fp8.
 
-    Source: as `dense_extra_bytes`; TransformerEngine `pytorch/module/grouped_linear.py`.
+    Source: as `dense_extra_bytes`; TransformerEngine `pytorch/module/grouped_linear.py`; pytorch/torchtitan b5bcd76c
+    `models/common/moe.py`, `distributed/deepep/deepep.py` (scores outside the experts).
     """
     second = moe.expert_width / shapes.etp
     extra = mask_bytes(hidden, shapes, keeps)
+    if not keeps.scores_in_experts:
+        extra = extra + BF16_BYTES * shape.rows * (moe.latent_width or hidden)
     if not keeps.fused_activation:
         extra = extra + BF16_BYTES * shape.rows * second * moe.gated
         extra = extra + BF16_BYTES * shapes.tokens * moe.shared_width * moe.shared_gated / shapes.tp

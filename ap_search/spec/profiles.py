@@ -90,6 +90,10 @@ class ProfileFile(BaseModel):
     fused_attention: Switch = Field(default=True, description="Attention keeps no scores for its backward.")
     dropout: Switch = Field(default=False, description="Dropout after both blocks of a layer, and on unfused scores.")
     fp8_saved_inputs: Switch = Field(default=True, description="Linear layers in fp8 keep their input in fp8.")
+    scores_in_experts: Switch = Field(
+        default=True,
+        description="Router scores are applied inside the experts' activation; else to a copy of what goes in or out.",
+    )
     keeps_stage_outputs: Switch = Field(
         default=False, description="A pipeline stage keeps its output until the micro-batch's backward."
     )

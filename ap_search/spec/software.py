@@ -44,6 +44,7 @@ class Software:
     fused_attention: bool = True
     dropout: bool = False
     fp8_saved_inputs: bool = True
+    scores_in_experts: bool = True
     keeps_stage_outputs: bool = False
     selective_per_operator: bool = False
     reshards_under_pp: bool = True

@@ -85,6 +85,8 @@ def test_fp8_experts_keep_one_byte_of_their_inputs() -> None:
     rows = float(np.asarray(shape.aligned_rows)[0])
     assert extra == -rows * (HIDDEN + 512) + T * HIDDEN - T * 256
     unfused = moe_extra_bytes(moe, HIDDEN, shapes, shape=shape, keeps=Keeps(fused_activation=False, dropout=True))
+    outside = moe_extra_bytes(moe, HIDDEN, shapes, shape=shape, keeps=Keeps(scores_in_experts=False))
+    assert outside == 2 * float(np.asarray(shape.rows)[0]) * HIDDEN
     assert unfused == 2 * rows * 512 + 2 * T * 256 + T * HIDDEN
 
 
