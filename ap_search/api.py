@@ -280,10 +280,10 @@ def _price_named(setting: Setting, name: str) -> PricedPlan:
         global_batch=job.global_batch,
         default_layout=maker.balanced,
         model=model,
-        even=not setting.cost.software.balanced_stages,
+        even=not setting.cost.software.fills_stages,
     )
     _keep_to(plan, setting.chosen)
-    given = names_layout(name) or setting.cost.software.balanced_stages
+    given = names_layout(name) or setting.cost.software.fills_stages
     broken = violations(replace(setting.rules, explicit_layout=False, given_layout=given), plan)
     priced = price_judged(setting.rules, setting.cost, plan, broken=broken)
     return with_imbalance(setting.cost, priced)

@@ -7,13 +7,23 @@ from numpy.typing import NDArray
 
 from ap_search.cost.dispatch import DispatchShape
 from ap_search.cost.dispatch_memory import dispatch_state_bytes, dispatch_transient_bytes
+from ap_search.cost.keeps import Keeps
+from ap_search.cost.operators import operator_saved_bytes
 from ap_search.cost.shapes import Shapes
+from ap_search.cost.unfused import (
+    attention_extra_bytes,
+    dense_extra_bytes,
+    moe_extra_bytes,
+    score_bytes,
+    score_gradient_bytes,
+)
 from ap_search.plan.plan import Recompute
 from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LayerKind, LinearMixer, MoeFfn, QkNorm
 from ap_search.units import BF16_BYTES, FP32_BYTES, Quantity
 
 FloatArray = NDArray[np.float64]
 ID_BYTES = 8
+FUSED = Keeps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +122,9 @@ def ffn_inner_elements(width: int, *, gated: bool) -> tuple[int, int]:
     return (2 * width if gated else width), width
 
 
-def _mixer_memory(kind: LayerKind, hidden: int, shapes: Shapes) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _mixer_memory(
+    kind: LayerKind, hidden: int, shapes: Shapes, keeps: Keeps
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Saved, removed by selective recompute, and transient bytes of a layer's mixer."""
     mixer = kind.mixer
     none = np.zeros_like(shapes.tokens)
@@ -123,9 +135,9 @@ def _mixer_memory(kind: LayerKind, hidden: int, shapes: Shapes) -> tuple[FloatAr
         local = shapes.local_tokens * (BF16_BYTES * 2 * hidden + FP32_BYTES)
         inner = shapes.tokens * BF16_BYTES * (mixer.in_width + mixer.out_width) / shapes.tp
         return local + inner, np.where(shapes.recomputes(Recompute.LAYERNORM), norm_out, 0.0), inner
-    saved = attention_saved_bytes(mixer, hidden, shapes)
-    lse = shapes.tokens * FP32_BYTES * mixer.num_heads / shapes.tp
-    removed = np.where(shapes.recomputes(Recompute.CORE_ATTN), lse, 0.0)
+    saved = attention_saved_bytes(mixer, hidden, shapes) + attention_extra_bytes(mixer, hidden, shapes, keeps=keeps)
+    core = shapes.tokens * FP32_BYTES * mixer.num_heads / shapes.tp + score_bytes(mixer, shapes, keeps)
+    removed = np.where(shapes.recomputes(Recompute.CORE_ATTN), core, 0.0)
     if mixer.kind is AttentionKind.MLA:
         up = mla_up_projected_bytes(mixer, shapes)
         removed = removed + np.where(shapes.recomputes(Recompute.MLA_UP_PROJ), up, 0.0)
@@ -135,20 +147,24 @@ def _mixer_memory(kind: LayerKind, hidden: int, shapes: Shapes) -> tuple[FloatAr
     gradients = (
         heads * (mixer.qk_head_dim + mixer.v_head_dim) + keys * (mixer.qk_head_dim + mixer.v_head_dim) * shapes.cp
     )
-    return saved, removed, shapes.tokens * BF16_BYTES * gradients
+    transient = shapes.tokens * BF16_BYTES * gradients + score_gradient_bytes(mixer, shapes, keeps)
+    return saved, removed, transient
 
 
-def _dense_memory(ffn: DenseFfn, hidden: int, shapes: Shapes) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _dense_memory(
+    ffn: DenseFfn, hidden: int, shapes: Shapes, keeps: Keeps
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Saved, removed and transient bytes of a dense feed-forward with its norm (fused into the first linear layer)."""
     first, second = ffn_inner_elements(ffn.width, gated=ffn.gated)
     inner = shapes.tokens * BF16_BYTES * (first + second) / shapes.tp
     norm_out = shapes.local_tokens * BF16_BYTES * hidden
-    saved = shapes.local_tokens * (BF16_BYTES * 2 * hidden + FP32_BYTES) + inner
-    return saved, np.where(shapes.recomputes(Recompute.MLP), inner + norm_out, 0.0), inner
+    extra = dense_extra_bytes(ffn, hidden, shapes, keeps=keeps)
+    saved = shapes.local_tokens * (BF16_BYTES * 2 * hidden + FP32_BYTES) + inner + extra
+    return saved, np.where(shapes.recomputes(Recompute.MLP), inner + norm_out + extra, 0.0), inner
 
 
 def _moe_memory(
-    moe: MoeFfn, hidden: int, shapes: Shapes, shape: DispatchShape
+    moe: MoeFfn, hidden: int, shapes: Shapes, shape: DispatchShape, keeps: Keeps
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Saved, removed and transient bytes of a MoE feed-forward with its norm, router, experts and shared experts."""
     first, second = ffn_inner_elements(moe.expert_width, gated=moe.gated)
@@ -162,7 +178,7 @@ def _moe_memory(
     shared = shapes.tokens * BF16_BYTES * (shared_first + shared_second) / shapes.tp
     norm_out = shapes.local_tokens * BF16_BYTES * hidden
     outer = norm_out * 2 + shapes.local_tokens * FP32_BYTES
-    inner = copies + router + latent + shared
+    inner = copies + router + latent + shared + moe_extra_bytes(moe, hidden, shapes, shape=shape, keeps=keeps)
     selective = np.where(shapes.recomputes(Recompute.MOE_ACT), act, 0.0)
     selective = selective + np.where(shapes.recomputes(Recompute.SHARED_EXPERTS), shared, 0.0)
     removed = np.where(shapes.recomputes(Recompute.MOE), inner, selective)
@@ -170,7 +186,9 @@ def _moe_memory(
     return outer + inner, removed, act + rows * BF16_BYTES * first / shapes.etp
 
 
-def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, *, shape: DispatchShape | None) -> BlockMemory:
+def layer_memory(
+    kind: LayerKind, hidden: int, shapes: Shapes, *, shape: DispatchShape | None, keeps: Keeps = FUSED
+) -> BlockMemory:
     """Activation memory of one layer and one micro-batch on one device, bytes, after recompute.
 
     Parameters
@@ -183,6 +201,8 @@ def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, *, shape: Dispatc
         Tokens, splits, recompute bits.
     shape : DispatchShape or None
         Dispatch of this layer; None where it has no routed experts.
+    keeps : Keeps
+        What the trainer's kernels keep; fused bf16 kernels by default.
 
     Returns
     -------
@@ -198,10 +218,13 @@ def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, *, shape: Dispatc
 
     Source: Megatron-LM `megatron/core/recompute.py`, `transformer_layer.py`; docs/cost-model/memory.md.
     """
-    mixer_saved, mixer_removed, mixer_transient = _mixer_memory(kind, hidden, shapes)
-    ffn_saved, ffn_removed, ffn_transient = _ffn_memory(kind, hidden, shapes, shape)
+    mixer_saved, mixer_removed, mixer_transient = _mixer_memory(kind, hidden, shapes, keeps)
+    ffn_saved, ffn_removed, ffn_transient = _ffn_memory(kind, hidden, shapes, shape, keeps)
     post_norms = max(kind.num_norms - 2, 0) * shapes.local_tokens * (BF16_BYTES * hidden + FP32_BYTES)
     saved, removed = mixer_saved + ffn_saved + post_norms, mixer_removed + ffn_removed
+    if keeps.per_operator:
+        kept = operator_saved_bytes(kind, hidden, shapes, shape=shape)
+        removed = np.where(shapes.recompute > 0, np.maximum(saved - kept, 0.0), 0.0)
     full = shapes.recomputes(Recompute.FULL)
     layer_input = shapes.local_tokens * BF16_BYTES * hidden
     state = np.zeros_like(saved) if shape is None else dispatch_state_bytes(shape)
@@ -217,13 +240,13 @@ def layer_memory(kind: LayerKind, hidden: int, shapes: Shapes, *, shape: Dispatc
 
 
 def _ffn_memory(
-    kind: LayerKind, hidden: int, shapes: Shapes, shape: DispatchShape | None
+    kind: LayerKind, hidden: int, shapes: Shapes, shape: DispatchShape | None, keeps: Keeps
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Saved, removed and transient bytes of a layer's feed-forward, whichever kind it is."""
     if isinstance(kind.ffn, MoeFfn) and shape is not None:
-        return _moe_memory(kind.ffn, hidden, shapes, shape)
+        return _moe_memory(kind.ffn, hidden, shapes, shape, keeps)
     if isinstance(kind.ffn, DenseFfn):
-        return _dense_memory(kind.ffn, hidden, shapes)
+        return _dense_memory(kind.ffn, hidden, shapes, keeps)
     none = np.zeros_like(shapes.tokens)
     return none, none, none
 
@@ -317,7 +340,7 @@ def softmax_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: in
     return FP32_BYTES * tokens * vocab / tp * depths
 
 
-def logits_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int, fused: bool) -> Quantity:
+def logits_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int, per_logit_bytes: int) -> Quantity:
     """Bytes of logits and loss at their peak on the stage that holds the head, one micro-batch.
 
     Parameters
@@ -326,13 +349,13 @@ def logits_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int
         Tokens on one context-parallel rank; padded vocabulary; tensor-parallel degree.
     depths : int
         Times that logits are alive: 1, plus one per MTP module.
-    fused : bool
-        Whether cross-entropy is fused (softmax overwrites; otherwise a bf16 cast copy is alive too).
+    per_logit_bytes : int
+        Bytes alive per logit: bf16 logits and fp32 softmax make 6; each copy in fp32 that a loss makes 4 more.
 
     Returns
     -------
     Quantity
-        6 bytes per logit and rank (bf16 logits and fp32 softmax), 8 unfused.
+        `per_logit_bytes` per logit and rank.
 
     Notes
     -----
@@ -340,5 +363,4 @@ def logits_bytes(*, tokens: Quantity, vocab: Quantity, tp: Quantity, depths: int
 
     Source: Megatron-LM `tensor_parallel/cross_entropy.py`, `fusions/fused_cross_entropy.py`.
     """
-    per_logit = BF16_BYTES + FP32_BYTES + (0 if fused else BF16_BYTES)
-    return per_logit * tokens * vocab / tp * depths
+    return per_logit_bytes * tokens * vocab / tp * depths

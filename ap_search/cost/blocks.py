@@ -12,6 +12,7 @@ from ap_search.cost.dispatch import DispatchShape
 from ap_search.cost.ffn import block_ffn_time
 from ap_search.cost.head import embedding_time, head_time, mtp_projection_time
 from ap_search.cost.imbalance import RankLoads, rank_loads
+from ap_search.cost.keeps import keeps_of
 from ap_search.cost.mixer import attention_time, linear_mixer_time, norm_time_s
 from ap_search.cost.moe import dispatch_shape, moe_time
 from ap_search.cost.overlap import paired_exchange_s
@@ -214,6 +215,7 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
     model = context.model
     shapes = block_shapes(context.machine, context.job, table)
     loads = context.rank_loads or groups_loads(context, shapes)
+    keeps = keeps_of(context.software, context.job.precision)
     times: list[BlockTime] = []
     memories: list[BlockMemory] = []
     for kind, row in zip(model.kinds, load_rows, strict=True):
@@ -229,7 +231,7 @@ def block_costs(context: CostContext, table: PlanTable, load_rows: tuple[int, ..
                 sent_ratio=loads.sent_ratio[row],
             )
         times.append(layer_time(context, kind, shapes, shape=shape))
-        memories.append(layer_memory(kind, model.hidden_size, shapes, shape=shape))
+        memories.append(layer_memory(kind, model.hidden_size, shapes, shape=shape, keeps=keeps))
     repeated = model.mtp_index
     head = head_time(context, shapes)
     mtp_time = times[repeated].plus(mtp_projection_time(context, shapes)).plus(head)

@@ -59,9 +59,21 @@ class StageBytes:
         return total
 
 
+def _saved(group: PlanGroup, run: StageRun) -> FloatArray:
+    """Activations that one micro-batch leaves in each chunk of a stage, bytes, shape (chunks, shapes)."""
+    software, model = group.context.software, group.context.model
+    saved: FloatArray = run.chunk_counts @ group.saved_bytes
+    if group.layout.pp > 1:
+        output = group.local_tokens * model.hidden_size * BF16_BYTES
+        return saved + output * software.keeps_stage_outputs
+    kinds = len(model.kinds)
+    away = min(software.offloaded_layers / model.num_layers, 1.0)
+    return saved - away * (run.chunk_counts[:, :kinds] @ group.saved_bytes[:kinds])
+
+
 def _alive(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
     """Activations and dispatch state of all micro-batches in flight at the fullest moment, bytes per plan."""
-    saved, state = run.chunk_counts @ group.saved_bytes, run.chunk_counts @ group.state_bytes
+    saved, state = _saved(group, run), run.chunk_counts @ group.state_bytes
     held, kept = np.empty(len(group.rows)), np.empty(len(group.rows))
     counts, position = np.unique(group.table.num_microbatches, return_inverse=True)
     for index, count in enumerate(counts):
@@ -86,9 +98,12 @@ def _buffers(group: PlanGroup, run: StageRun, *, dense: FloatArray, expert: Floa
     software, present, table = group.context.software, run.counts > 0, group.table
     largest_dense = (group.params.dense + group.params.router)[:, present].max(axis=1, initial=0.0)[group.params_of]
     largest_expert = group.params.expert[:, present].max(axis=1, initial=0.0)[group.params_of]
+    sharding, pp = table.sharding, group.layout.pp
     size = bucket_bytes(
-        software, sharding=table.sharding, params=dense, largest=largest_dense, group=group.dense.shard
-    ) + bucket_bytes(software, sharding=table.sharding, params=expert, largest=largest_expert, group=group.expert.shard)
+        software, sharding=sharding, params=dense, largest=largest_dense, group=group.dense.shard, pp=pp
+    ) + bucket_bytes(
+        software, sharding=sharding, params=expert, largest=largest_expert, group=group.expert.shard, pp=pp
+    )
     hidden = group.context.model.hidden_size * BF16_BYTES
     hops = HOP_BUFFERS * group.local_tokens * hidden if group.layout.pp > 1 else np.zeros_like(group.tokens)
     gathered = np.where(group.local_tokens < group.tokens, group.tokens * hidden, 0.0)
@@ -102,12 +117,11 @@ def _logits(group: PlanGroup, run: StageRun) -> tuple[FloatArray, FloatArray]:
     model, software = group.context.model, group.context.software
     vocab = padded_vocab(model.vocab_size, divisor=software.vocab_divisor, tp=group.tp)
     depths, heads = 1 + model.mtp_layers, float(run.chunk_counts[:, -1].max())
-    peak = logits_bytes(
-        tokens=group.tokens, vocab=vocab, tp=group.tp, depths=depths, fused=software.fused_cross_entropy
-    )
+    tokens = group.tokens / software.loss_chunks
+    peak = logits_bytes(tokens=tokens, vocab=vocab, tp=group.tp, depths=depths, per_logit_bytes=software.logit_bytes)
     # Every other schedule runs a micro-batch's backward right after its loss.
     waiting = group.table.num_microbatches - 1.0 if group.schedule == Schedule.GPIPE else np.zeros(len(group.rows))
-    softmax = softmax_bytes(tokens=group.tokens, vocab=vocab, tp=group.tp, depths=depths)
+    softmax = softmax_bytes(tokens=tokens, vocab=vocab, tp=group.tp, depths=depths)
     return heads * np.asarray(peak)[group.shape_of], heads * waiting * np.asarray(softmax)[group.shape_of]
 
 

@@ -189,17 +189,19 @@ def param_bytes(software: Software, degrees: ShardDegrees) -> ParamBytes:
     Notes
     -----
     A1. Shards are even: padding of bucket ends (at most 128 d elements each) is left out.
+    A2. A 16-bit copy beside whole fp32 gradients (`gradient_copy_bytes`) lives as long as they do.
 
     Source: as `shard_degrees`; 18 = 2 + 4 + 12 bytes with bf16 weights, fp32 gradients, fp32 master and Adam moments.
     """
     weights = software.weight_bytes / degrees.weights
-    gradients = software.gradient_bytes / degrees.gradients
+    copy = np.where(np.equal(degrees.gradients, 1), software.gradient_copy_bytes, 0)
+    gradients = software.gradient_bytes / degrees.gradients + copy
     optimizer = (software.master_bytes + software.moment_bytes) / degrees.optimizer
     return ParamBytes(weights=weights, gradients=gradients, optimizer=optimizer, total=weights + gradients + optimizer)
 
 
 def bucket_bytes(
-    software: Software, *, sharding: Quantity, params: Quantity, largest: Quantity, group: Quantity
+    software: Software, *, sharding: Quantity, params: Quantity, largest: Quantity, group: Quantity, pp: Quantity = 1
 ) -> Quantity:
     """Bytes of unsharded gradients and weights that are alive while they are reduced or gathered, on one device.
 
@@ -213,22 +215,27 @@ def bucket_bytes(
         Parameters of the rank's stage, and of its largest block (one FSDP unit); counts before sharding.
     group : Quantity
         Ranks that the parameters are sharded over.
+    pp : Quantity
+        Pipeline stages.
 
     Returns
     -------
     Quantity
         ZeRO-2: one gradient bucket of max(40 M, 1 M x group) parameters; ZeRO-3 and HSDP: two units of weights and
-        gradients; otherwise 0 (the contiguous gradient buffer is the gradient itself). 0 in a group of one.
+        gradients, or all of the stage where the trainer does not free them under pipeline stages; otherwise 0 (the
+        contiguous gradient buffer is the gradient itself). 0 in a group of one.
 
     Notes
     -----
     A1. Neither is larger than the stage. Units hold weights of at most 16 bits, whatever the shards are kept in.
 
-    Source: Megatron-LM `distributed_data_parallel.py` (bucket size), `megatron_fsdp.md` (double buffer).
+    Source: Megatron-LM `distributed_data_parallel.py` (bucket size), `megatron_fsdp.md` (double buffer);
+    pytorch/torchtitan b5bcd76c `distributed/fsdp.py` (no resharding under pp).
     """
     bucket = np.minimum(np.maximum(DEFAULT_BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * group), params)
     per_param = min(software.weight_bytes, BF16_BYTES) + software.gradient_bytes
-    units = np.minimum(LIVE_FSDP_UNITS * largest, params) * per_param
+    whole = np.greater(pp, 1) & (not software.reshards_under_pp)
+    units = np.where(whole, params, np.minimum(LIVE_FSDP_UNITS * largest, params)) * per_param
     gathered = (sharding == Sharding.ZERO3) | (sharding == Sharding.HSDP)
     size = np.where(gathered, units, np.where(sharding == Sharding.ZERO2, bucket * software.gradient_bytes, 0.0))
     return np.where(group > 1, size, 0.0)

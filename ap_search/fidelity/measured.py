@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from ap_search.cost.flops import reported_flops_per_token
 from ap_search.fidelity.records import MemoryComparison
 from ap_search.plan.plan import Plan, Recompute
-from ap_search.spec.cluster_defaults import FRAGMENTATION_RATIO, RESERVE_GIB
+from ap_search.spec.cluster_defaults import RESERVE_GIB
 from ap_search.spec.run import MemoryKind, MemoryReading, MemoryStage, Run
 from ap_search.units import gib_to_bytes
 
@@ -52,7 +52,9 @@ def measured_step_s(run: Run, plan: Plan) -> float | None:
     return tokens * count / rate
 
 
-def compare_memory(reading: MemoryReading, stage_bytes: FloatArray, *, reserve_bytes: int) -> MemoryComparison | None:
+def compare_memory(
+    reading: MemoryReading, stage_bytes: FloatArray, *, reserve_bytes: int, fragmentation_ratio: float
+) -> MemoryComparison | None:
     """Compare one reading with the prediction for the same stage, bytes; None where no stage of it is known.
 
     Parameters
@@ -63,6 +65,8 @@ def compare_memory(reading: MemoryReading, stage_bytes: FloatArray, *, reserve_b
         Predicted bytes of each stage, the reserve included, shape (pp,).
     reserve_bytes : int
         The reserve.
+    fragmentation_ratio : float
+        What the allocator keeps beyond what is allocated, a share of it, 0..1.
 
     Returns
     -------
@@ -75,7 +79,7 @@ def compare_memory(reading: MemoryReading, stage_bytes: FloatArray, *, reserve_b
     """
     sizes = stage_bytes - reserve_bytes
     if reading.kind is not MemoryKind.ALLOCATED:
-        sizes = sizes * (1.0 + FRAGMENTATION_RATIO)
+        sizes = sizes * (1.0 + fragmentation_ratio)
     if reading.kind is MemoryKind.NVIDIA_SMI:
         sizes = sizes + gib_to_bytes(RESERVE_GIB)
     stages: tuple[tuple[int, int, float], ...] = ()

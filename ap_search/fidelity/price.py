@@ -164,18 +164,19 @@ def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, L
             global_batch=run.global_batch,
             default_layout=maker.balanced,
             model=run.model,
-            even=not software.balanced_stages,
+            even=not software.fills_stages,
         )
     except SpecError as error:
         return _refused(run, "; ".join(str(fault) for fault in error.faults))
-    given = names_layout(run.plan) or software.balanced_stages
+    given = names_layout(run.plan) or software.fills_stages
     rules = RuleContext(model=run.model, machine=run.machine, job=job, given_layout=given)
     broken = violations(rules, plan)
     if broken:
         return _refused(run, "; ".join(f"{each.rule_id}: {each.message}" for each in broken))
     assumed = run.assumed
     if not names_layout(run.plan) and not plan.layout.even:
-        assumed = (*assumed, f"stage_layers: not stated, balanced by FLOPs: {plan.layout.stage_layers}")
+        how = f"filled in order as {software.name} does" if software.fills_stages else "balanced by FLOPs"
+        assumed = (*assumed, f"stage_layers: not stated, {how}: {plan.layout.stage_layers}")
     return _Ready(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
 
 
@@ -211,9 +212,16 @@ def _priced(ready: list[_Ready]) -> list[RowResult]:
 def _result(one: _Ready, price: RowPrice, row: int) -> RowResult:
     """Set what one run measured beside its price."""
     run, job = one.run, one.job
+    # A schedule that is priced as another one keeps other micro-batches in flight.
+    other = any(line.startswith("schedule:") for line in one.assumed)
     compared = (
-        compare_memory(reading, price.stage_bytes[row], reserve_bytes=job.reserve_bytes)
-        for reading in run.measured.memory
+        compare_memory(
+            reading,
+            price.stage_bytes[row],
+            reserve_bytes=job.reserve_bytes,
+            fragmentation_ratio=one.software.fragmentation_ratio,
+        )
+        for reading in (() if other else run.measured.memory)
     )
     return RowResult(
         label=run.label,

@@ -4,6 +4,7 @@ from functools import cached_property
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.flops import head_flops_per_token, layer_flops_per_token, mtp_flops_per_token
+from ap_search.plan.filled_layout import filled_layout
 from ap_search.plan.layout import balanced_layout, even_layout
 from ap_search.plan.plan import Layout
 from ap_search.spec.blocks import Model
@@ -12,7 +13,7 @@ from ap_search.spec.blocks import Model
 class LayoutMaker:
     """Makes and remembers one layout per (pp, vpp) for one model and sequence length.
 
-    `even` is False for trainers that balance their stages themselves.
+    `even` is False for trainers that fill their stages in order by cost.
     """
 
     def __init__(self, model: Model, seq_len: int, *, even: bool = True) -> None:
@@ -41,7 +42,12 @@ class LayoutMaker:
         return self._made[key]
 
     def balanced(self, pp: int, vpp: int) -> Layout:
-        """Cut the layers so that the heaviest virtual stage has the fewest FLOPs, head and MTP modules counted."""
+        """Cut the layers so that the heaviest virtual stage has the fewest FLOPs, head and MTP modules counted.
+
+        Trainers that fill their stages in order do so without virtual stages.
+        """
+        if not self._even and vpp == 1:
+            return filled_layout(self._model, pp)
         return balanced_layout(weights=self._weights, first_extra=0.0, last_extra=self._last_extra, pp=pp, vpp=vpp)
 
     def _make(self, pp: int, vpp: int) -> Layout | None:
@@ -52,4 +58,4 @@ class LayoutMaker:
 
 def layout_maker(context: CostContext) -> LayoutMaker:
     """Make layouts as the software of a search places its layers."""
-    return LayoutMaker(context.model, context.job.seq_len, even=not context.software.balanced_stages)
+    return LayoutMaker(context.model, context.job.seq_len, even=not context.software.fills_stages)

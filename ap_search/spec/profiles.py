@@ -52,9 +52,6 @@ class ProfileFile(BaseModel):
     fused_norm: Switch = Field(default=False, description="Norm and residual addition in one kernel.")
     fused_activation: Switch = Field(default=True, description="Gate, activation and product in one kernel.")
     fused_cross_entropy: Switch = Field(default=True, description="Cross-entropy without extra copies of the logits.")
-    balanced_stages: Switch = Field(
-        default=False, description="The trainer spreads layers over pipeline stages by cost, the head counted."
-    )
     vocab_divisor: Annotated[int, Field(ge=1, strict=True)] = Field(
         default=128, description="The vocabulary is padded to a multiple of this times tp."
     )
@@ -95,9 +92,6 @@ class ProfileFile(BaseModel):
     attention_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
         default=1.0, description="Share of the fitted kernels' speed that fused attention of this software reaches."
     )
-    collective_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
-        default=1.0, description="Share of their speed alone that collectives reach in a training run."
-    )
     gradient_bucket_mib: Annotated[float, Field(ge=0, strict=True)] = Field(
         default=0.0, description="Gradients are reduced in buckets of this size, MiB; 0: all at once."
     )
@@ -114,6 +108,44 @@ class ProfileFile(BaseModel):
     )
     shared_expert_overlap: Switch = Field(default=False, description="Shared experts run beside dispatch and combine.")
     fp8_dispatch: Switch = Field(default=False, description="DeepEP sends tokens to experts in fp8 with scales.")
+    gradient_copy_bytes: Bytes = Field(
+        default=0, description="Bytes per parameter of 16-bit gradients beside the main ones, where those are whole."
+    )
+    logit_bytes: Annotated[int, Field(ge=2, le=24, strict=True)] = Field(
+        default=6, description="Bytes alive per logit when the loss is taken: 2 of logits, 4 per fp32 copy."
+    )
+    loss_chunks: Annotated[int, Field(ge=1, le=1024, strict=True)] = Field(
+        default=1, description="Pieces of the sequence whose logits are taken one after the other, head included."
+    )
+    dropout: Switch = Field(default=False, description="Dropout after both blocks of a layer, and on unfused scores.")
+    fp8_saved_inputs: Switch = Field(default=True, description="Linear layers in fp8 keep their input in fp8.")
+    scores_in_experts: Switch = Field(
+        default=True,
+        description="Router scores are applied inside the experts' activation; else to a copy of what goes in or out.",
+    )
+    keeps_stage_outputs: Switch = Field(
+        default=False, description="A pipeline stage keeps its output until the micro-batch's backward."
+    )
+    selective_per_operator: Switch = Field(
+        default=False,
+        description="Selective recomputation keeps attention's output and every second matrix product, nothing else.",
+    )
+    reshards_under_pp: Switch = Field(
+        default=True, description="With pipeline stages, ZeRO-3 frees gathered weights after use."
+    )
+    fills_stages: Switch = Field(
+        default=False,
+        description="Pipeline stages are filled in order by parameters, head counted; `validate` uses it for runs that "
+        "state no layout.",
+    )
+    fragmentation_ratio: Share = Field(
+        default=0.038,
+        description="Share of what is allocated that the allocator keeps besides; used where reserved memory or what "
+        "nvidia-smi shows is compared.",
+    )
+    offloaded_layers: Annotated[int, Field(ge=0, strict=True)] = Field(
+        default=0, description="Layers whose saved activations wait in host memory (without pipeline stages)."
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="Key of this file -> where its value is from.")
 
     @model_validator(mode="after")

@@ -75,6 +75,12 @@ class ExtraArgsRow(_Row):
     last_stage: Positive | None = Field(
         default=None, alias="decoder-last-pipeline-num-layers", description="Layers of the last stage."
     )
+    attention_backend: str | None = Field(
+        default=None, alias="attention-backend", description="Kernel of attention: `unfused` keeps its scores."
+    )
+    hidden_dropout: Number | None = Field(
+        default=None, alias="hidden-dropout", description="Dropout; absent among other arguments it is Megatron's 0.1."
+    )
 
 
 class ParallelRow(_Row):
@@ -114,6 +120,9 @@ class OverlapRow(_Row):
     cuda_graph_scope: list[str] | str | None = Field(default=None, description="What the graphs capture.")
     pp_layout: str | None = Field(default=None, description="Megatron's layout string.")
     megatron_fsdp: bool | None = Field(default=None, description="Whether Megatron-FSDP shards.")
+    cpu_offloading_num_layers: Whole | None = Field(
+        default=None, description="Layers whose saved activations wait in host memory."
+    )
     compile: bool | None = Field(default=None, description="torch.compile.")
     deterministic: bool | None = Field(default=None, description="Deterministic kernels.")
     delay_wgrad: bool | None = Field(default=None, description="Weight gradients later.")

@@ -3,7 +3,7 @@
 import re
 from typing import TypeVar
 
-from ap_search.spec.published_file import ParallelRow, PublishedRun
+from ap_search.spec.published_file import ExtraArgsRow, ParallelRow, PublishedRun
 from ap_search.spec.run import CudaGraphs, Switches, Unusable, UnusableError
 
 ValueT = TypeVar("ValueT", int, bool)
@@ -14,6 +14,8 @@ _LAYOUT = re.compile(r"layout (E[Etm*0-9()|,]*L)")
 _VPP = re.compile(r"vpp ?=? ?(\d+)", re.IGNORECASE)
 _NOT_MODELLED = re.compile(r"\bv-?(half|min)\b", re.IGNORECASE)
 _ZERO_BUBBLE = re.compile(r"^(zb|zero-bubble)", re.IGNORECASE)
+_COUNTS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+_CHUNKS = re.compile(rf"loss in ({'|'.join(_COUNTS[1:])}|[1-9][0-9]?) chunks")
 _DROP = re.compile(r"(?:CF ?=? ?|capacity factor )([0-9.]+)", re.IGNORECASE)
 
 
@@ -207,7 +209,40 @@ def switches(row: PublishedRun, assumed: list[str]) -> Switches:
         dp_gather_overlap=gather,
         pp_overlap=said.p2p_overlap,
         cuda_graphs=_graphs(row),
+        fused_attention=_fused_attention(row.parallel.extra_args),
+        dropout=_dropout(row.parallel.extra_args, assumed),
+        half_gradients=_half_gradients(row.precision.lower()),
+        offloaded_layers=said.cpu_offloading_num_layers,
+        loss_chunks=_loss_chunks(row.notes.lower()),
     )
+
+
+def _fused_attention(args: ExtraArgsRow | None) -> bool | None:
+    """Whether attention keeps its scores, where a recipe's arguments name its kernel."""
+    return None if args is None or args.attention_backend is None else args.attention_backend != "unfused"
+
+
+def _dropout(args: ExtraArgsRow | None, assumed: list[str]) -> bool | None:
+    """Whether there is dropout; a list of a recipe's arguments that leaves it out means Megatron's default, 0.1."""
+    if args is None:
+        return None
+    if args.hidden_dropout is None:
+        assumed.append("dropout: not among the arguments, Megatron-LM's default of 0.1")
+        return True
+    return args.hidden_dropout > 0
+
+
+def _loss_chunks(notes: str) -> int | None:
+    """Pieces in which notes say that the loss is taken, as a word or a figure."""
+    found = _CHUNKS.search(notes)
+    if found is None:
+        return None
+    return _COUNTS.index(found[1]) if found[1] in _COUNTS else int(found[1])
+
+
+def _half_gradients(words: str) -> bool | None:
+    """Whether gradients are kept in fp16, as training in fp16 does; not said where another format may be meant."""
+    return True if "fp16" in words and "bf16" not in words else None
 
 
 def _graphs(row: PublishedRun) -> CudaGraphs | None:

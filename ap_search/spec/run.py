@@ -96,6 +96,11 @@ class Switches:
     dp_gather_overlap: bool | None = None
     pp_overlap: bool | None = None
     cuda_graphs: CudaGraphs | None = None
+    fused_attention: bool | None = None
+    dropout: bool | None = None
+    half_gradients: bool | None = None
+    offloaded_layers: int | None = None
+    loss_chunks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

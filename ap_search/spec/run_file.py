@@ -99,6 +99,19 @@ class RunFile(_Edge):
     cuda_graphs: CudaGraphs | None = Field(
         default=None, description="What CUDA graphs captured: none, attention, moe, layer (both), full (an iteration)."
     )
+    fused_attention: bool | None = Field(
+        default=None, description="Whether attention kept no scores for its backward; absent: as the profile says."
+    )
+    dropout: bool | None = Field(default=None, description="Whether there was dropout; absent: as the profile says.")
+    half_gradients: bool | None = Field(
+        default=None, description="Whether gradients were kept in fp16 (training in fp16); absent: as the profile says."
+    )
+    offloaded_layers: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Layers whose saved activations waited in host memory; absent: as the profile says."
+    )
+    loss_chunks: Count | None = Field(
+        default=None, description="Pieces in which the loss was taken; absent: as the profile says."
+    )
     measured: MeasuredFile = Field(default=MeasuredFile(), description="How fast it was.")
     memory: tuple[MemoryFile, ...] = Field(
         default=(), description="A peak of device memory, or several; the first stands for the run."

@@ -161,6 +161,11 @@ def _own_run(file: RunFile, place: _Place) -> Run:
         switches=Switches(
             **{f"{name}_overlap": said for name, said in file.overlap.model_dump().items()},
             cuda_graphs=file.cuda_graphs,
+            fused_attention=file.fused_attention,
+            dropout=file.dropout,
+            half_gradients=file.half_gradients,
+            offloaded_layers=file.offloaded_layers,
+            loss_chunks=file.loss_chunks,
         ),
         measured=_measured(file),
         assumed=file.assumed,

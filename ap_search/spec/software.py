@@ -23,9 +23,7 @@ class Software:
     `attention_efficiency_ratio` is what its attention kernels reach of those that the machine was fitted on.
     `launch_*_s` are gaps between kernels that every layer adds; `host_*_s` is what the host needs to enqueue a layer's
     forward (its backward: twice), `host_fp8_ratio` times as long where products are cast to fp8: a faster device
-    waits. `gradient_bucket_bytes` is the size of one gradient reduction (0: all at once). With `balanced_stages` the
-    trainer spreads layers over pipeline stages by their cost, the head counted. `collective_efficiency_ratio` is what
-    collectives beside compute reach of their speed alone.
+    waits. `gradient_bucket_bytes` is the size of one gradient reduction (0: all at once).
     """
 
     name: str
@@ -46,8 +44,6 @@ class Software:
     host_per_moe_layer_s: float = 0.0
     host_sync_s: float = 0.0
     gradient_bucket_bytes: float = 0.0
-    balanced_stages: bool = False
-    collective_efficiency_ratio: float = 1.0
     hbm_efficiency_ratio: float = 0.8
     compute_efficiency_ratio: float = 1.0
     fused_cast_ratio: float = 1.2
@@ -62,5 +58,17 @@ class Software:
     ep_overlap_ratio: float = 0.0
     shared_expert_overlap: bool = False
     fp8_dispatch: bool = False
+    gradient_copy_bytes: int = 0
+    logit_bytes: int = 6
+    loss_chunks: int = 1
+    dropout: bool = False
+    fp8_saved_inputs: bool = True
+    scores_in_experts: bool = True
+    keeps_stage_outputs: bool = False
+    selective_per_operator: bool = False
+    reshards_under_pp: bool = True
+    offloaded_layers: int = 0
+    fills_stages: bool = False
+    fragmentation_ratio: float = 0.038
     recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

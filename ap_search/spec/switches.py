@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ap_search.spec.run import CudaGraphs, Switches
-from ap_search.spec.software import Software
+from ap_search.spec.software import AttentionKernel, Software
 
 # What overlap hides where a run says that it is on and its profile, being off by default, has no figure of its own.
 EP_OVERLAP_RATIO = 0.9
@@ -50,8 +50,12 @@ def switched(software: Software, switches: Switches) -> Software:
     A2. Full-iteration CUDA graphs leave a tenth of the launches exposed and never stop for the host, as in the preset
     `megatron-core-graphs`. Graphs of attention leave half of a layer's launches, graphs of router and preprocessing
     0.8 of what MoE adds, since dispatch, experts and combine stay outside: assumption.
+    A3. Runs in fp16 keep and reduce gradients in fp16, and an fp32 copy of them in the optimizer (Megatron-LM
+    `dist_optimizer.md`: 20 bytes, 4 + 16/d sharded).
     """
     graphs = switches.cuda_graphs or CudaGraphs.NONE
+    if switches.half_gradients:
+        software = replace(software, gradient_bytes=2, gradient_copy_bytes=0, master_bytes=8)
     return replace(
         software,
         ep_overlap_ratio=_ratio(switches.ep_overlap, software.ep_overlap_ratio, EP_OVERLAP_RATIO),
@@ -68,7 +72,18 @@ def switched(software: Software, switches: Switches) -> Software:
         host_per_layer_s=software.host_per_layer_s * _LAYER_SHARE[graphs],
         host_per_moe_layer_s=software.host_per_moe_layer_s * _MOE_SHARE[graphs],
         host_sync_s=0.0 if graphs is CudaGraphs.FULL else software.host_sync_s,
+        attention_kernel=_kernel(switches.fused_attention, software.attention_kernel),
+        dropout=software.dropout if switches.dropout is None else switches.dropout,
+        offloaded_layers=switches.offloaded_layers or software.offloaded_layers,
+        loss_chunks=switches.loss_chunks or software.loss_chunks,
     )
+
+
+def _kernel(fused: bool | None, profile: AttentionKernel) -> AttentionKernel:
+    """Attention kernel: the profile's where that agrees with what is said."""
+    if fused is None or fused == (profile is not AttentionKernel.UNFUSED):
+        return profile
+    return AttentionKernel.BEST if fused else AttentionKernel.UNFUSED
 
 
 def _ratio(stated: bool | None, profile: float, when_on: float) -> float:

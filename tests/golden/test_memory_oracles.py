@@ -133,7 +133,7 @@ def test_deepseek_v3_routed_core_saves_what_autograd_saves() -> None:
 
 def test_logits_and_softmax_of_deepseek_v3() -> None:
     """4096 x 129280 x (2 bf16 + 4 fp32) = 3,177,185,280 bytes, one micro-batch, tp 1."""
-    size = logits_bytes(tokens=TOKENS, vocab=129_280, tp=1, depths=1, fused=True)
+    size = logits_bytes(tokens=TOKENS, vocab=129_280, tp=1, depths=1, per_logit_bytes=6)
     assert size == 3_177_185_280
 
 

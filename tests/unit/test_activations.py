@@ -227,10 +227,10 @@ def test_mtp_module_saves_its_layer_both_inputs_and_its_norm() -> None:
 
 
 def test_logits_and_softmax() -> None:
-    """1000 tokens, 4096 columns over tp 2: 6 bytes fused, 8 unfused, 4 of softmax; twice with an MTP module."""
+    """1000 tokens, 4096 columns over tp 2: 6 bytes, 10 with a copy in fp32, 4 of softmax; twice with an MTP module."""
     case = {"tokens": 1000, "vocab": 4096, "tp": 2}
-    assert logits_bytes(**case, depths=1, fused=True) == 1000 * 2048 * 6
-    assert logits_bytes(**case, depths=2, fused=False) == 2 * 1000 * 2048 * 8
+    assert logits_bytes(**case, depths=1, per_logit_bytes=6) == 1000 * 2048 * 6
+    assert logits_bytes(**case, depths=2, per_logit_bytes=10) == 2 * 1000 * 2048 * 10
     assert softmax_bytes(**case, depths=1) == 1000 * 2048 * 4
 
 
