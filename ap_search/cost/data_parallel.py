@@ -177,3 +177,27 @@ def optimizer_time_s(context: CostContext, params: Quantity) -> Quantity:
     software = context.software
     state = software.master_bytes + software.moment_bytes
     return context.memory_bound_s(params * (2 * software.gradient_bytes + 2 * state + software.weight_bytes))
+
+
+def gradient_addition_s(context: CostContext, params: Quantity) -> Quantity:
+    """Time of adding a micro-batch's 16-bit gradients to the main ones on one rank, seconds.
+
+    Parameters
+    ----------
+    context : CostContext
+        Memory bandwidth, bytes of gradients and of their 16-bit copy.
+    params : Quantity
+        Parameters of this rank, a count.
+
+    Returns
+    -------
+    Quantity
+        0 where products add to the main gradients themselves (no copy is kept); otherwise the copy is read, the main
+        gradients are read and written.
+
+    Source: huggingface/nanotron `optim/gradient_accumulator.py`; DeepSpeed `runtime/bf16_optimizer.py` (update_hp_grads);
+    Megatron-LM fuses the addition into the products (gradient_accumulation_fusion).
+    """
+    software = context.software
+    moved = software.gradient_copy_bytes + 2 * software.gradient_bytes if software.gradient_copy_bytes else 0
+    return context.memory_bound_s(params * moved)

@@ -10,6 +10,7 @@ from ap_search.cost.context import CostContext
 from ap_search.cost.data_parallel import (
     ReplicaComm,
     exposed_replica_comm,
+    gradient_addition_s,
     optimizer_time_s,
     replica_comm,
 )
@@ -88,6 +89,7 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     )
     dense = ((params.dense + params.router) @ counts)[group.params_of]
     expert = (params.expert @ counts)[group.params_of]
+    backward = backward + run.share * gradient_addition_s(context, dense + expert)
     sharding = group.table.sharding
     comm = replica_comm(context, params=dense, sharding=sharding, group=group.dense)
     if expert.any():

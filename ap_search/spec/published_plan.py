@@ -36,7 +36,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     Returns
     -------
     tuple
-        The plan as `--plan` takes it, and its keys among `mbs` and `recompute` that the row leaves open.
+        The plan as `--plan` takes it, and its keys that the row leaves open: `recompute` or none.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
 
     Notes
     -----
-    A1. Absent micro-batch and recomputation are unknown; other absent knobs are those of `--plan`.
+    A1. Absent recomputation is unknown; other absent knobs are those of `--plan`, with one sequence per micro-batch.
     A2. Where layers do not divide by the stages but do with the embedding, the head or both counted as layers, the
     stages that hold those have one layer fewer.
 
@@ -57,8 +57,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     schedule, vpp = _schedule(axes, axes.pp, assumed)
     values: dict[str, object] = {"tp": axes.tp, "pp": axes.pp, "vpp": vpp}
     values["cp"] = _or_assume(axes.cp, 1, name="cp", assumed=assumed)
-    values["mbs"] = row.micro_batch or 1
-    unknown = [] if row.micro_batch else ["mbs"]
+    values["mbs"] = _or_assume(row.micro_batch, 1, name="micro_batch", assumed=assumed)
     if moe:
         values["ep"] = _or_assume(axes.ep, 1, name="ep", assumed=assumed)
         values["etp"] = axes.etp or 1
@@ -69,12 +68,12 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     if axes.tp > 1:
         values["sp"] = int(_or_assume(axes.sequence_parallel, True, name="sequence_parallel", assumed=assumed))
     values |= {"sharding": _sharding(axes, assumed), "recompute": _recompute(row.recompute, assumed)}
-    unknown += ["recompute"] if row.recompute is None else []
+    unknown = () if row.recompute else ("recompute",)
     values["schedule"] = schedule
     layout = _layout(row, num_layers, vpp, assumed)
     if layout:
         values["stage_layers"] = layout
-    return ",".join(f"{key}={value}" for key, value in values.items()), tuple(unknown)
+    return ",".join(f"{key}={value}" for key, value in values.items()), unknown
 
 
 def _or_assume(value: ValueT | None, usual: ValueT, *, name: str, assumed: list[str]) -> ValueT:
