@@ -13,9 +13,11 @@ from ap_search.cost.shapes import Shapes
 from ap_search.cost.unfused import (
     attention_extra_bytes,
     dense_extra_bytes,
+    expert_act_extra_bytes,
     moe_extra_bytes,
     score_bytes,
     score_gradient_bytes,
+    shared_extra_bytes,
 )
 from ap_search.plan.plan import Recompute
 from ap_search.spec.blocks import Attention, AttentionKind, DenseFfn, LayerKind, LinearMixer, MoeFfn, QkNorm
@@ -179,8 +181,10 @@ def _moe_memory(
     norm_out = shapes.local_tokens * BF16_BYTES * hidden
     outer = norm_out * 2 + shapes.local_tokens * FP32_BYTES
     inner = copies + router + latent + shared + moe_extra_bytes(moe, hidden, shapes, shape=shape, keeps=keeps)
-    selective = np.where(shapes.recomputes(Recompute.MOE_ACT), act, 0.0)
-    selective = selective + np.where(shapes.recomputes(Recompute.SHARED_EXPERTS), shared, 0.0)
+    act_kept = act + expert_act_extra_bytes(moe, shape=shape, keeps=keeps)
+    shared_kept = shared + shared_extra_bytes(moe, hidden, shapes, keeps=keeps)
+    selective = np.where(shapes.recomputes(Recompute.MOE_ACT), act_kept, 0.0)
+    selective = selective + np.where(shapes.recomputes(Recompute.SHARED_EXPERTS), shared_kept, 0.0)
     removed = np.where(shapes.recomputes(Recompute.MOE), inner, selective)
     removed = removed + np.where(shapes.recomputes(Recompute.LAYERNORM), norm_out, 0.0)
     return outer + inner, removed, act + rows * BF16_BYTES * first / shapes.etp

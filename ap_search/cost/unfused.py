@@ -154,8 +154,63 @@ def dense_extra_bytes(ffn: DenseFfn, hidden: int, shapes: Shapes, *, keeps: Keep
     return extra
 
 
+def expert_act_extra_bytes(moe: MoeFfn, *, shape: DispatchShape, keeps: Keeps) -> FloatArray:
+    """Bytes that the activation of routed experts saves beyond its fused bf16 output; `moe_act` recomputes them too.
+
+    Parameters
+    ----------
+    moe : MoeFfn
+        Width of an expert, gate.
+    shape : DispatchShape
+        Copies that the rank's experts process.
+    keeps : Keeps
+        Kernels of the trainer.
+
+    Returns
+    -------
+    FloatArray
+        The gate's activation where it is not fused (2 fe per copy); in fp8 one byte less per element of the output,
+        which only the second product reads. May be negative.
+
+    Source: as `dense_extra_bytes`; TransformerEngine `pytorch/module/grouped_linear.py`.
+    """
+    gate = BF16_BYTES * (moe.gated and not keeps.fused_activation)
+    narrow = (BF16_BYTES - FP8_BYTES) * keeps.fp8_inputs
+    extra: FloatArray = np.asarray((gate * shape.rows - narrow * shape.aligned_rows) * moe.expert_width / shape.etp)
+    return extra
+
+
+def shared_extra_bytes(moe: MoeFfn, hidden: int, shapes: Shapes, *, keeps: Keeps) -> FloatArray:
+    """Bytes that shared experts save beyond their fused bf16 form; `shared_experts` recomputes them too.
+
+    Parameters
+    ----------
+    moe : MoeFfn
+        Width of all shared experts, gate.
+    hidden : int
+        Hidden size, elements.
+    shapes : Shapes
+        Tokens and splits.
+    keeps : Keeps
+        Kernels of the trainer.
+
+    Returns
+    -------
+    FloatArray
+        The gate's activation where it is not fused; in fp8 a copy of the input (h per token: the router keeps it in
+        bf16) and one byte less per element of the second product's input. May be negative.
+
+    Source: as `dense_extra_bytes`.
+    """
+    gate = BF16_BYTES * (moe.shared_gated and not keeps.fused_activation)
+    narrow = (BF16_BYTES - FP8_BYTES) * keeps.fp8_inputs
+    copied = shapes.local_tokens * FP8_BYTES * hidden * (keeps.fp8_inputs and moe.shared_width > 0)
+    extra: FloatArray = copied + (gate - narrow) * shapes.tokens * moe.shared_width / shapes.tp
+    return extra
+
+
 def moe_extra_bytes(moe: MoeFfn, hidden: int, shapes: Shapes, *, shape: DispatchShape, keeps: Keeps) -> FloatArray:
-    """Bytes that routed and shared experts save beyond their fused bf16 form, per micro-batch; may be negative.
+    """Bytes that a MoE feed-forward saves beyond its fused bf16 form, per micro-batch; may be negative.
 
     Parameters
     ----------
@@ -173,27 +228,15 @@ def moe_extra_bytes(moe: MoeFfn, hidden: int, shapes: Shapes, *, shape: Dispatch
     Returns
     -------
     FloatArray
-        Mask; the gate's activation where it is not fused; 2h per copy where scores are applied outside the experts; in
-        fp8 one byte less per element of both products' inputs.
+        What the activation and shared experts add; dropout's mask; 2h per copy where scores are applied outside the
+        experts; in fp8 one byte less per element of the first product's input.
 
-    Notes
-    -----
-    A1. The norm before the router is a module of its own: the router keeps its output in bf16, and shared experts a
-    copy in fp8.
-
-    Source: as `dense_extra_bytes`; TransformerEngine `pytorch/module/grouped_linear.py`; pytorch/torchtitan b5bcd76c
-    `models/common/moe.py`, `distributed/deepep/deepep.py` (scores outside the experts).
+    Source: `expert_act_extra_bytes`, `shared_extra_bytes`; pytorch/torchtitan b5bcd76c `models/common/moe.py`,
+    `distributed/deepep/deepep.py` (scores outside the experts).
     """
-    second = moe.expert_width / shapes.etp
-    extra = mask_bytes(hidden, shapes, keeps)
-    if not keeps.scores_in_experts:
-        extra = extra + BF16_BYTES * shape.rows * (moe.latent_width or hidden)
-    if not keeps.fused_activation:
-        extra = extra + BF16_BYTES * shape.rows * second * moe.gated
-        extra = extra + BF16_BYTES * shapes.tokens * moe.shared_width * moe.shared_gated / shapes.tp
-    if keeps.fp8_inputs:
-        saving = BF16_BYTES - FP8_BYTES
-        extra = extra - saving * shape.aligned_rows * ((moe.latent_width or hidden) + second)
-        copied = shapes.local_tokens * FP8_BYTES * hidden * (moe.shared_width > 0)
-        extra = extra + copied - saving * shapes.tokens * moe.shared_width / shapes.tp
-    return np.asarray(extra)
+    travelling = moe.latent_width or hidden
+    inputs = BF16_BYTES * (not keeps.scores_in_experts) * shape.rows
+    inputs = inputs - (BF16_BYTES - FP8_BYTES) * keeps.fp8_inputs * shape.aligned_rows
+    parts = expert_act_extra_bytes(moe, shape=shape, keeps=keeps) + shared_extra_bytes(moe, hidden, shapes, keeps=keeps)
+    extra: FloatArray = mask_bytes(hidden, shapes, keeps) + inputs * travelling + parts
+    return extra

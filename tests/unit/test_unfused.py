@@ -90,6 +90,19 @@ def test_fp8_experts_keep_one_byte_of_their_inputs() -> None:
     assert unfused == 2 * rows * 512 + 2 * T * 256 + T * HIDDEN
 
 
+@pytest.mark.parametrize(("module", "keeps"), [("moe_act", FP8), ("moe_act", Keeps(fused_activation=False))])
+def test_recomputed_activations_of_experts_leave_nothing_of_their_own(module: str, keeps: Keeps) -> None:
+    """With `moe_act` a copy keeps its input (1 or 2 h), the first product's output (4 fe) and its score (4)."""
+    moe = MoeFfn(num_experts=8, top_k=2, expert_width=512)
+    shapes = shapes_of(f"ep=8,recompute=selective:{module}")
+    shape = dispatched(moe, shapes)
+    kind = LayerKind(mixer=None, ffn=moe)
+    kept = layer_memory(kind, HIDDEN, shapes, shape=shape, keeps=keeps).saved
+    rows = float(np.asarray(shape.aligned_rows)[0])
+    each = (1 if keeps.fp8_inputs else 2) * HIDDEN + 4 * 512 + 4
+    assert kept == rows * each + T * (4 * HIDDEN + 4 + 8 * 8)
+
+
 def test_operators_of_a_llama_layer() -> None:
     """Input, w_q, w_v, w_1, w_2 of seven products, attention's output: 2 (3h + 4096 + 1024 + 14336) + 4 x 32 per token.
 
