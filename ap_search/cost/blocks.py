@@ -151,9 +151,13 @@ def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
 
 
 def _wait_for_host(context: CostContext, kind: LayerKind, shapes: Shapes, time: BlockTime) -> None:
-    """Add what a layer waits for the host, where the device is done before the next kernels are enqueued."""
+    """Add what a layer waits for the host, where the device is done before the next kernels are enqueued.
+
+    Experts padded to capacity have sizes that the host knows beforehand.
+    """
     software = context.software
-    host = software.host_per_layer_s + (software.host_per_moe_layer_s if kind.is_moe else 0.0)
+    waits = kind.is_moe and not context.job.pad_to_capacity
+    host = software.host_per_layer_s + (software.host_per_moe_layer_s if waits else 0.0)
     host *= 1.0 if context.job.precision is Precision.BF16 else software.host_fp8_ratio
     again = np.where(shapes.recomputes(Recompute.FULL), host, 0.0)
     time.forward[Part.OTHER] += np.maximum(host - time.forward.sum(axis=0), 0.0)

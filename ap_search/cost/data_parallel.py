@@ -195,7 +195,7 @@ def gradient_addition_s(context: CostContext, params: Quantity) -> Quantity:
         0 where products add to the main gradients themselves (no copy is kept); otherwise the copy is read, the main
         gradients are read and written.
 
-    Source: huggingface/nanotron `optim/gradient_accumulator.py`; DeepSpeed `runtime/bf16_optimizer.py` (update_hp_grads);
+    Source: huggingface/nanotron `optim/gradient_accumulator.py`; DeepSpeed `runtime/bf16_optimizer.py`;
     Megatron-LM fuses the addition into the products (gradient_accumulation_fusion).
     """
     software = context.software

@@ -4,12 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ap_search.cost.tiles import tiled_s
 from ap_search.spec.machine import GroupedGemmFit, TileFit
 from ap_search.units import BF16_BYTES, FP32_BYTES, Quantity
-
-# Rows and columns of a result tile; kernels are tuned, so the fastest counts.
-TILES = ((64, 128), (128, 128), (128, 256), (256, 128))
-FULL_TILE = 128 * 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +165,8 @@ def _tiled_s(
     rates: GroupedRates, tile: TileFit, *, groups: Quantity, m: Quantity, n: Quantity, inner: Quantity
 ) -> Quantity:
     """Compute time of `groups` products (m, inner) x (inner, n), by the fastest tile."""
-    rate = rates.peak_flops_per_s * rates.fit.efficiency_ratio / rates.sm_count
-    best: Quantity = np.inf
-    for height, width in TILES:
-        area = height * width
-        waves = np.ceil(groups * np.ceil(np.divide(m, height)) * np.ceil(np.divide(n, width)) / rates.sm_count)
-        best = np.minimum(best, waves * (2.0 * area / (rate * (area / FULL_TILE) ** tile.small_tile_exponent)))
-    return best * inner
+    rate = rates.peak_flops_per_s * rates.fit.efficiency_ratio
+    return tiled_s(tile, flops_per_s=rate, sm_count=rates.sm_count, groups=groups, m=m, n=n, inner=inner)
 
 
 def _joined_s(rates: GroupedRates, compute_s: Quantity, moved_bytes: Quantity) -> Quantity:

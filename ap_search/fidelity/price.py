@@ -144,7 +144,10 @@ def _settled(run: Run, place: int, forced: Software | None, makers: dict[object,
 
 
 def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
-    """Make job and plan of a run and judge the plan, or say what refuses it."""
+    """Make job and plan of a run and judge the plan, or say what refuses it.
+
+    Runs that drop tokens pad to capacity besides, as the recipes of Megatron do.
+    """
     try:
         software = software_for(run, forced)
         job = make_job(
@@ -156,6 +159,7 @@ def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, L
             precision=run.precision,
             load=run.load,
             capacity_factor=run.capacity_factor,
+            pad_to_capacity=run.capacity_factor is not None or None,
         )
         maker = makers.setdefault((run.model, run.seq_len), LayoutMaker(run.model, run.seq_len))
         plan = parse_plan(

@@ -7,7 +7,8 @@ from ap_search.spec.run import Run
 
 # Values that a trainer would try for a key that a record does not state.
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "mbs": ("1", "2", "4", "8"),
+    "mbs": ("1", "2", "4"),
+    "vpp": ("1", "2", "4"),
     "dispatcher": ("alltoall", "deepep", "hybridep"),
     "recompute": ("none", "selective:core_attn", "selective:layernorm+moe_act", "full"),
 }
@@ -38,9 +39,14 @@ def alternatives(run: Run) -> tuple[Run, ...]:
     for key in run.unknown:
         usual = stated.get(key, CANDIDATES[key][0])
         choices.append((usual, *(value for value in CANDIDATES[key] if value != usual)))
-    texts = (stated | dict(zip(run.unknown, values, strict=True)) for values in product(*choices))
+    texts = (_completed(stated | dict(zip(run.unknown, values, strict=True))) for values in product(*choices))
     plans = (",".join(f"{key}={value}" for key, value in text.items()) for text in texts)
     return tuple(replace(run, plan=plan, unknown=()) for plan in plans)
+
+
+def _completed(plan: dict[str, str]) -> dict[str, str]:
+    """Give virtual stages the schedule that runs them."""
+    return plan if plan.get("vpp", "1") == "1" else plan | {"schedule": "interleaved"}
 
 
 def said(run: Run, chosen: Run) -> tuple[str, ...]:

@@ -101,8 +101,8 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         sustained_ratio=file.sustained_ratio,
         devices_per_domain=file.devices_per_domain,
         levels=(_scale_up(file), _network(file)),
-        gemm=_gemm_fit(rules.gemm(file)),
-        gemm_fp8=_gemm_fit(rules.gemm_fp8(file)),
+        gemm=_gemm_fit(rules.gemm(file), file.sm_count),
+        gemm_fp8=_gemm_fit(rules.gemm_fp8(file), file.sm_count),
         grouped_gemm=_grouped_fit(rules.grouped_gemm(file)),
         grouped_gemm_fp8=_grouped_fit(rules.grouped_gemm_fp8(file)),
         attention=_attention_fit(rules.attention(file)),
@@ -153,13 +153,15 @@ def _network(file: ClusterFile) -> Level:
     )
 
 
-def _gemm_fit(section: GemmSection) -> GemmFit:
+def _gemm_fit(section: GemmSection, sm_count: int) -> GemmFit:
     """Convert a dense GEMM to SI units."""
     return GemmFit(
         efficiency_ratio=section.efficiency_ratio,
         hbm_efficiency_ratio=section.hbm_efficiency_ratio,
         launch_s=us_to_s(section.launch_us),
         wgrad_ratio=section.wgrad_ratio,
+        tile=None if section.tile is None else _tile_fit(section.tile),
+        sm_count=sm_count,
     )
 
 

@@ -22,6 +22,13 @@ class _Edge(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class TileSection(_Edge):
+    """Products in tiles: each costs its products over an inner width k + k0, at efficiency `e*(area/32768)^q`."""
+
+    overhead_width: NotNegative = Field(description="k0: inner width that starting and ending a tile costs, elements.")
+    small_tile_exponent: NotNegative = Field(description="q: how much efficiency a tile smaller than 128 x 256 loses.")
+
+
 class GemmSection(_Edge):
     """Dense GEMM roofline `max(flops/(peak*e), bytes/(hbm*h)) + t0`."""
 
@@ -31,14 +38,8 @@ class GemmSection(_Edge):
     wgrad_ratio: Ratio = Field(
         default=0.96, description="Efficiency of the weight-gradient GEMM over that of the forward."
     )
+    tile: TileSection | None = Field(default=None, description="Constants of tiles; efficiency is that of full waves.")
     provenance: Provenance = "calibrated"
-
-
-class TileSection(_Edge):
-    """Grouped GEMM in tiles: each costs its products over an inner width k + k0, at efficiency `e*(area/32768)^q`."""
-
-    overhead_width: NotNegative = Field(description="k0: inner width that starting and ending a tile costs, elements.")
-    small_tile_exponent: NotNegative = Field(description="q: how much efficiency a tile smaller than 128 x 256 loses.")
 
 
 class GroupedGemmSection(_Edge):

@@ -62,21 +62,26 @@ class CollectiveFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TileFit:
+    """Constants of products in tiles: what starting and ending a tile costs, as inner width; q of small tiles."""
+
+    overhead_width: float
+    small_tile_exponent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GemmFit:
-    """Constants of the dense GEMM roofline `max(flops/(peak*e), bytes/(hbm*h)) + t0`; `wgrad_ratio` scales e for dW."""
+    """Constants of the dense GEMM roofline `max(flops/(peak*e), bytes/(hbm*h)) + t0`; `wgrad_ratio` scales e for dW.
+
+    With `tile`, compute is in whole tiles and waves over `sm_count` multiprocessors.
+    """
 
     efficiency_ratio: float
     hbm_efficiency_ratio: float
     launch_s: float
     wgrad_ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileFit:
-    """Constants of a grouped GEMM in tiles: what starting and ending a tile costs, as inner width; q of small tiles."""
-
-    overhead_width: float
-    small_tile_exponent: float
+    tile: TileFit | None = None
+    sm_count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

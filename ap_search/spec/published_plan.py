@@ -36,7 +36,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     Returns
     -------
     tuple
-        The plan as `--plan` takes it, and its keys that the row leaves open: `recompute` or none.
+        The plan as `--plan` takes it, and those of `mbs`, `recompute`, `vpp` that the row leaves open.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
 
     Notes
     -----
-    A1. Absent recomputation is unknown; other absent knobs are those of `--plan`, with one sequence per micro-batch.
+    A1. Absent micro-batch, recomputation and virtual stages are unknown; other absent knobs are those of `--plan`.
     A2. Where layers do not divide by the stages but do with the embedding, the head or both counted as layers, the
     stages that hold those have one layer fewer.
 
@@ -57,7 +57,7 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     schedule, vpp = _schedule(axes, axes.pp, assumed)
     values: dict[str, object] = {"tp": axes.tp, "pp": axes.pp, "vpp": vpp}
     values["cp"] = _or_assume(axes.cp, 1, name="cp", assumed=assumed)
-    values["mbs"] = _or_assume(row.micro_batch, 1, name="micro_batch", assumed=assumed)
+    values["mbs"] = row.micro_batch or 1
     if moe:
         values["ep"] = _or_assume(axes.ep, 1, name="ep", assumed=assumed)
         values["etp"] = axes.etp or 1
@@ -68,12 +68,14 @@ def published_plan(row: PublishedRun, *, num_layers: int, moe: bool, assumed: li
     if axes.tp > 1:
         values["sp"] = int(_or_assume(axes.sequence_parallel, True, name="sequence_parallel", assumed=assumed))
     values |= {"sharding": _sharding(axes, assumed), "recompute": _recompute(row.recompute, assumed)}
-    unknown = () if row.recompute else ("recompute",)
+    unknown = [] if row.micro_batch else ["mbs"]
+    unknown += [] if row.recompute else ["recompute"]
+    unknown += ["vpp"] if axes.pp > 1 and axes.vpp is None and axes.pp_schedule is None else []
     values["schedule"] = schedule
     layout = _layout(row, num_layers, vpp, assumed)
     if layout:
         values["stage_layers"] = layout
-    return ",".join(f"{key}={value}" for key, value in values.items()), unknown
+    return ",".join(f"{key}={value}" for key, value in values.items()), tuple(unknown)
 
 
 def _or_assume(value: ValueT | None, usual: ValueT, *, name: str, assumed: list[str]) -> ValueT:

@@ -86,7 +86,7 @@ class RunFile(_Edge):
     memory_limit_gib: Positive | None = Field(default=None, description="Memory of one device, not the cluster's.")
     devices: Count = Field(description="Devices of the whole job.")
     plan: str = Field(description="The plan as --plan takes it: tp=2,pp=4,ep=8, or a short name.")
-    unknown: tuple[Literal["mbs", "dispatcher", "recompute"], ...] = Field(
+    unknown: tuple[Literal["mbs", "vpp", "dispatcher", "recompute"], ...] = Field(
         default=(), description="Keys of the plan that nobody wrote down: the fastest values that fit are taken."
     )
     global_batch: Count = Field(description="Sequences per step.")
@@ -162,6 +162,6 @@ runs:
     # capacity_factor: 1.0    # absent: dropless
     # load: balanced          # or zipf:1.2, or a histogram file
     # oom: true               # the run ended for want of memory
-    # unknown: [recompute]    # keys of the plan that nobody wrote down (mbs dispatcher recompute)
+    # unknown: [recompute]    # keys of the plan that nobody wrote down (mbs vpp dispatcher recompute)
     # notes: what to know before comparing
 """
