@@ -7,7 +7,7 @@ from ap_search.spec.hardware import Hardware, machine_for
 from ap_search.spec.published_file import PublishedRun, known_fields
 from ap_search.spec.published_measured import published_measured
 from ap_search.spec.published_model import published_model
-from ap_search.spec.published_plan import capacity_factor, published_plan, switches
+from ap_search.spec.published_plan import capacity_factor, load, published_plan, switches
 from ap_search.spec.reader import validate
 from ap_search.spec.run import Run, RunLabel, Unusable, UnusableError, UnusableRun
 
@@ -83,6 +83,7 @@ def _run(row: PublishedRun, unread: tuple[str, ...]) -> Run:
         seq_len=row.seq_len,
         precision=_precision(row, assumed),
         capacity_factor=capacity_factor(row, assumed) if model.moe else None,
+        load=load(row, assumed) if model.moe else "balanced",
         switches=switches(row, assumed),
         measured=measured,
         assumed=tuple(assumed),
