@@ -83,7 +83,7 @@ def _run(row: PublishedRun, unread: tuple[str, ...]) -> Run:
         seq_len=row.seq_len,
         precision=_precision(row, assumed),
         capacity_factor=capacity_factor(row, assumed) if model.moe else None,
-        load=load(row, assumed) if model.moe else "balanced",
+        load=load(row, model.moe, assumed) if model.moe else "balanced",
         switches=switches(row, assumed),
         measured=measured,
         assumed=tuple(assumed),
