@@ -107,14 +107,18 @@ def load_software(source: str | Path) -> Software:
         When the source is neither a preset nor a file, or the file has faults (all are named at once).
     """
     path = locate("software", source)
-    file = validate(ProfileFile, read_mapping(path), path.name)
+    return software_of(validate(ProfileFile, read_mapping(path), path.name), path.name)
+
+
+def software_of(file: ProfileFile, where: str) -> Software:
+    """Convert a checked profile to seconds and bytes; `where` is the origin of values that name no other."""
     same = file.model_dump(exclude={"sources", *_TIMES})
     return Software(
         **same,
         launch_per_layer_s=us_to_s(file.launch_per_layer_us),
         launch_per_moe_layer_s=us_to_s(file.launch_per_moe_layer_us),
         host_sync_s=us_to_s(file.host_sync_us),
-        sources=_sources(file, path.name),
+        sources=_sources(file, where),
     )
 
 
