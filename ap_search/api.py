@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ap_search.calibration.calibrate import calibrate, calibrate_log
 from ap_search.cost.alternatives import with_imbalance
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.validate import validate, validate_log
@@ -38,6 +39,8 @@ from ap_search.spec.profiles import load_software
 from ap_search.spec.software import Software
 
 __all__ = [
+    "calibrate",
+    "calibrate_log",
     "estimate",
     "list_clusters",
     "list_models",

@@ -10,13 +10,16 @@ from ap_search.calibration.prices import Surrogate
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-# A constant is identified where the runs take away at least this share of what is uncertain about it.
-IDENTIFIED_RATIO = 0.5
+# A constant is identified where the runs take away two thirds of its variance; of a pair that they
+# cannot tell apart they take away half.
+IDENTIFIED_RATIO = 0.667
 # A constant that drives less than this of every step cannot be seen.
 SEEN_SHARE_RATIO = 0.02
 # Scatter of runs about the model, in logarithms: never under what one plan measured twice differs by (3 %); what dense
 # runs of one stack scatter by (8 %) while there are too few to tell.
 _LEAST_SCATTER, _USUAL_SCATTER, _ENOUGH_ROWS = 0.03, 0.08, 8
+# How near most levels are to the shipped one, in logarithms.
+_NEAR_LEVEL = 0.07
 _MAD_TO_SIGMA = 1.4826
 # Residuals beyond this many scatters lose weight (95 % efficient for normal errors).
 _CAUCHY = 2.385
@@ -37,6 +40,8 @@ class Problem:
         Weight of each row, shape (rows,): rows of a large group count less each.
     spreads : FloatArray
         Standard deviation of each constant's logarithm before any run is seen, shape (constants,).
+    level : BoolArray
+        Constants that stand for a stack's level, shape (constants,).
     lowest, highest : FloatArray
         Physical bounds, shape (constants,).
     """
@@ -45,12 +50,24 @@ class Problem:
     log_measured: FloatArray
     weights: FloatArray
     spreads: FloatArray
+    level: BoolArray
     lowest: FloatArray
     highest: FloatArray
 
     def residuals(self, log_gains: FloatArray) -> FloatArray:
         """Logarithm of measured over predicted seconds, shape (rows,)."""
         return np.asarray(self.log_measured - np.log(self.surrogate.seconds(log_gains)))
+
+    def pull(self, log_gains: FloatArray, kept: BoolArray, *, heavy: bool) -> FloatArray:
+        """Inverse prior variance of the constants that are kept, shape (kept,).
+
+        A level has heavy tails: most stacks lie within the scatter of the shipped one, and some are far off. What one
+        run shows within its scatter moves little, what it shows beyond moves nearly whole.
+        """
+        spreads = self.spreads
+        if heavy:
+            spreads = np.where(self.level, np.minimum(spreads, np.hypot(_NEAR_LEVEL, log_gains)), spreads)
+        return np.asarray(1.0 / spreads[kept] ** 2)
 
     def of(self, places: NDArray[np.int64], weights: FloatArray) -> "Problem":
         """Keep some rows, with weights of their own."""
@@ -96,7 +113,7 @@ def fit(problem: Problem, candidates: BoolArray) -> Fit:
     Notes
     -----
     A1. From all candidates, the one that the rows say least about is left out until each of the rest is identified:
-    the rows take away half of its prior variance, given the others.
+    the rows take away two thirds of its prior variance, given the others.
     """
     kept = candidates.copy()
     while True:
@@ -125,14 +142,17 @@ def _solve(problem: Problem, kept: BoolArray) -> tuple[FloatArray, float, FloatA
 def _reweighted(
     problem: Problem, kept: BoolArray, gains: FloatArray, *, scatter: float, centred: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """Gauss-Newton with reweighting, from some gains on; a common offset makes no outliers in the first turns."""
-    prior = np.diag(1.0 / problem.spreads[kept] ** 2)
+    """Gauss-Newton with reweighting, from some gains on.
+
+    In the first turns a common offset makes no outliers, and the level is free of its pull towards the shipped one.
+    """
     weights = problem.weights
     for turn in range(_TURNS):
         residuals = problem.residuals(gains)
-        offset = np.median(residuals) if centred and turn < _CENTRED_TURNS else 0.0
+        start = centred and turn < _CENTRED_TURNS
+        offset = np.median(residuals) if start else 0.0
         weights = problem.weights / (1.0 + ((residuals - offset) / (_CAUCHY * scatter)) ** 2)
-        slopes = problem.surrogate.shares(gains)[:, kept]
+        slopes, prior = problem.surrogate.shares(gains)[:, kept], np.diag(problem.pull(gains, kept, heavy=not start))
         pull = (slopes * (weights / scatter**2)[:, None]).T
         # Shares are minus the slopes of log seconds: a residual above 0 (slower than predicted) asks for less gain.
         wanted = np.linalg.solve(pull @ slopes + prior, -pull @ residuals - prior @ gains[kept])

@@ -20,6 +20,8 @@ Tell = Callable[[float], None]
 _STEP = 0.05
 # A surrogate never goes below this share of the price that it starts from.
 _FLOOR_RATIO = 0.05
+# A constant that drives less than this of a row's seconds is not looked at again.
+_NOTHING_RATIO = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,7 +113,7 @@ class Surrogate:
         return np.asarray(np.maximum(changed, _FLOOR_RATIO * self.base_s))
 
     def shares(self, log_gains: FloatArray) -> FloatArray:
-        """Share of a row's seconds that each constant drives: minus the slope of log seconds, shape (rows, constants)."""
+        """Share of a row's seconds that each constant drives, minus the slope of log seconds: (rows, constants)."""
         return np.asarray(self.parts_s * np.exp(self.at - log_gains) / self.seconds(log_gains)[:, None])
 
     def of(self, places: NDArray[np.int64]) -> "Surrogate":
@@ -141,13 +143,25 @@ def surrogate(prices: RowPrices, at: FloatArray, *, movable: NDArray[np.bool_], 
     -----
     A1. One-sided differences towards slower; exact where the price is a sum of parts.
     """
+    uses = [prices.uses(constant) if may else [] for constant, may in zip(prices.constants, movable, strict=True)]
+    return _linearised(prices, at, uses=uses, tell=tell)
+
+
+def again(prices: RowPrices, known: Surrogate, at: FloatArray, *, tell: Tell) -> Surrogate:
+    """Price all rows at another point, and beside it where a constant drives something; arguments as `surrogate`."""
+    seen = known.parts_s > _NOTHING_RATIO * known.base_s[:, None]
+    uses = [np.flatnonzero(column).tolist() for column in seen.T]
+    return _linearised(prices, at, uses=uses, tell=tell)
+
+
+def _linearised(prices: RowPrices, at: FloatArray, *, uses: Sequence[Sequence[int]], tell: Tell) -> Surrogate:
+    """Price all rows at a point, and for each constant the rows that use it beside it."""
     base = prices.seconds(at)
     parts = np.zeros((len(base), len(at)))
-    for column in np.flatnonzero(movable).tolist():
+    for column, places in enumerate(uses):
         tell(column / len(at))
-        places = prices.uses(prices.constants[column])
         if places:
             slower = at.copy()
             slower[column] -= _STEP
-            parts[places, column] = (prices.seconds(slower, places) - base[places]) / (np.exp(_STEP) - 1.0)
+            parts[places, column] = (prices.seconds(slower, places) - base[list(places)]) / (np.exp(_STEP) - 1.0)
     return Surrogate(at=at, base_s=base, parts_s=np.maximum(parts, 0.0))

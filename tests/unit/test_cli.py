@@ -9,7 +9,8 @@ import pytest
 
 import ap_search
 from ap_search import __version__
-from ap_search.cli import CHOICES, main
+from ap_search.cli import main
+from ap_search.cli_flags import CHOICES
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.select import ONLY
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
