@@ -159,7 +159,7 @@ def _reweighted(
         before = gains.copy()
         gains = gains.copy()
         gains[kept] = np.clip(gains[kept] + wanted, problem.lowest[kept], problem.highest[kept])
-        if np.abs(gains - before).max(initial=0.0) < _CONVERGED:
+        if not start and np.abs(gains - before).max(initial=0.0) < _CONVERGED:
             break
     return gains, weights
 

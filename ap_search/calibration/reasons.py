@@ -6,7 +6,10 @@ from numpy.typing import NDArray
 from ap_search.calibration.fit import SEEN_SHARE_RATIO, Fit, Problem, scaled_shares
 from ap_search.calibration.prices import FloatArray
 
-_COLLINEAR = 0.9
+# A constant is collinear with others where they explain this much of its effect on the runs.
+_COLLINEAR_RATIO = 0.9
+# Of those, one is named that explains as much as this of what all explain.
+_NAMED_RATIO = 0.3
 
 
 def unidentified(problem: Problem, found: Fit, *, names: tuple[str, ...], groups: NDArray[np.int64]) -> tuple[str, ...]:
@@ -49,9 +52,9 @@ def _reason(
     most = float(shares[:, place].max(initial=0.0))
     if most < SEEN_SHARE_RATIO:
         return f"it drives {100 * most:.1f} % of a step at most" if most > 0 else "no run depends on it"
-    twin = _twin(place, scaled, found)
-    if twin is not None:
-        return f"collinear with {names[twin]}: the runs cannot tell them apart"
+    twins = _twins(place, scaled, found)
+    if twins:
+        return f"collinear with {' and '.join(names[twin] for twin in twins)}: the runs cannot tell them apart"
     used = shares[:, place] >= SEEN_SHARE_RATIO
     count = len(np.unique(groups[used]))
     if count < 2:
@@ -59,10 +62,14 @@ def _reason(
     return f"too weak: it drives {100 * most:.0f} % of a step at most, runs scatter by {100 * found.scatter:.0f} %"
 
 
-def _twin(place: int, scaled: FloatArray, found: Fit) -> int | None:
-    """The kept constant whose effect on the runs is nearly the same."""
-    norms = np.sqrt((scaled**2).sum(axis=0))
-    likeness = (scaled.T @ scaled[:, place]) / np.maximum(norms * norms[place], 1e-300)
-    likeness = np.where(found.kept, likeness, 0.0)
-    best = int(likeness.argmax())
-    return best if likeness[best] > _COLLINEAR else None
+def _twins(place: int, scaled: FloatArray, found: Fit) -> list[int]:
+    """Kept constants that together do nearly the same to the runs."""
+    kept = np.flatnonzero(found.kept)
+    if not len(kept):
+        return []
+    wanted, others = scaled[:, place], scaled[:, kept]
+    weights, *_ = np.linalg.lstsq(others, wanted, rcond=None)
+    missed = float(((wanted - others @ weights) ** 2).sum() / (wanted**2).sum())
+    parts = np.abs(weights) * np.sqrt((others**2).sum(axis=0))
+    named = parts >= _NAMED_RATIO * parts.max()
+    return kept[named].tolist() if 1 - missed >= _COLLINEAR_RATIO else []

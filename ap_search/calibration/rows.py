@@ -155,6 +155,11 @@ def check_unmixed(
     (machine,) = machines if len(machines) == 1 else (None,)
     if cluster is None and machine is not None and machine not in preset_names("clusters"):
         raise SpecError("--cluster", f"required: the runs' cluster {machine!r} is no preset", "the path of its file")
+    presets = preset_names("clusters")
+    if machine in presets and cluster in presets and cluster != machine:
+        raise SpecError(
+            "--cluster", f"is {cluster}, but the runs are of {machine}", f"{machine}, or a file of your own"
+        )
     profiles = Counter(profile_name(row.run) for row in usable.rows)
     if Home.SOFTWARE in homes and software is None and len(profiles) > 1:
         reason = f"runs of several software profiles: {_counts(profiles)}; name the one to start from with --software"

@@ -51,9 +51,11 @@ def cluster_content(source: str | Path) -> dict[str, Any]:
     content: dict[str, Any] = file.model_dump(mode="json", exclude_unset=True)
     sources, assumed = dict(file.sources), list(file.assumed)
     for name, rule in _BY_RULE.items():
+        section = rule(file)
+        content[name] = section.model_dump(mode="json", exclude_unset=True)
+        content[name] |= {key: getattr(section, key) for key in _inner_keys(name)}
         if getattr(file, name) is None:
-            section = rule(file)
-            content[name] = section.model_dump(mode="json", exclude_unset=True) | {"provenance": "derived"}
+            content[name] |= {"provenance": "derived"}
             sources[name] = f"default: {rules.REASONS[name]}"
     given = len(file.collectives)
     entries = [entry.model_dump(mode="json", exclude_unset=True) for entry in rules.collectives(file)]
@@ -85,6 +87,12 @@ def software_content(source: str | Path) -> dict[str, Any]:
 def _plain_keys(home: Home) -> list[str]:
     """Keys of calibrated constants that stand by themselves, in no section."""
     return [key for constant in CONSTANTS if constant.home is home for key in constant.keys if "." not in key]
+
+
+def _inner_keys(section: str) -> list[str]:
+    """Keys of calibrated constants that stand in one section of a cluster file."""
+    paths = [key.split(".") for constant in CONSTANTS for key in constant.keys]
+    return [path[1] for path in paths if path[0] == section and len(path) > 1]
 
 
 def machine_from(content: Content, where: str) -> Machine:
