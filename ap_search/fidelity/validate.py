@@ -98,7 +98,7 @@ def selected_runs(
         runs += load_runs(path)
     kept = select(runs, chosen)
     if not kept:
-        raise SpecError("runs", f"none of {len(runs)} is left by the filters")
+        raise SpecError("recorded runs", f"no run of {len(runs)} is left by the filters")
     return kept
 
 
