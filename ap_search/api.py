@@ -74,6 +74,11 @@ def _check_top(top: object) -> None:
         raise SpecError("--top", f"{top!r} is not a number of plans", f"1 to {MAX_TOP}")
 
 
+def _asked(setting: Setting) -> dict[str, Any]:
+    """What was asked, and what to expect of the answer: the same fields of every result."""
+    return {"model": setting.model, "cluster": setting.cluster, "job": setting.job, "fidelity": setting.fidelity}
+
+
 def _quiet(what: str, share: float) -> None:
     """Report nothing."""
 
@@ -174,9 +179,7 @@ def search(
     ranking = run_search(rules, cost, domains, top=top, progress=tell)
     empty = None if ranking.plans else explain_empty(rules, cost, domains, ranking=ranking, progress=tell)
     return SearchResult(
-        model=setting.model,
-        cluster=setting.cluster,
-        job=setting.job,
+        **_asked(setting),
         search=SearchSummary(
             candidates=ranking.candidates,
             priced=len(ranking.table),
@@ -258,9 +261,7 @@ def estimate(
     )
     priced = _price_named(setting, plan)
     return SearchResult(
-        model=setting.model,
-        cluster=setting.cluster,
-        job=setting.job,
+        **_asked(setting),
         search=SearchSummary(
             candidates=1,
             priced=1,
