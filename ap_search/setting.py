@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from ap_search.cost.context import CostContext
 from ap_search.errors import Fault, SpecError
+from ap_search.fidelity.expectation import expectation
 from ap_search.plan.text import parse_knob_values
 from ap_search.result import ClusterSummary, JobSummary, ModelSummary
-from ap_search.result.fidelity import Band, Expectation
+from ap_search.result.fidelity import Expectation
 from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext
-from ap_search.spec.bands import BandSection, load_bands
 from ap_search.spec.blocks import Model
 from ap_search.spec.cluster import load_cluster
 from ap_search.spec.job import Job
@@ -26,10 +26,6 @@ from ap_search.spec.software import Software
 
 Chosen = tuple[tuple[str, tuple[int, ...]], ...]
 LoadedT = TypeVar("LoadedT")
-# Fits that dense models do not use; recorded runs that percentiles need; origins of fits, the least certain first.
-_MOE_FITS = ("grouped_gemm", "grouped_gemm_fp8", "dispatch")
-_FEWEST_RUNS = 5
-_WEAKEST_FIRST = ("default", "derived", "calibrated")
 
 # Flags that are judged against the model or the cluster, so that nothing can be said of them where that is bad.
 _JUDGED_BY_MODEL = ("load", "placement", "redundant_experts", "capacity_factor", "pad_to_capacity")
@@ -95,7 +91,7 @@ def load_setting(
         cluster=_cluster_summary(machine, job),
         job=_job_summary(job, profile),
         model=model_summary(loaded),
-        fidelity=_expectation(machine, moe=loaded.moe is not None),
+        fidelity=expectation(machine, profile, moe=loaded.moe is not None),
         chosen=candidates,
     )
 
@@ -147,40 +143,6 @@ def _job_summary(job: Job, profile: Software) -> JobSummary:
         target=job.target.value,
         assumed=job.assumed,
     )
-
-
-def _expectation(machine: Machine, *, moe: bool) -> Expectation:
-    """What recorded runs of this kind on this machine say of predictions, and where figures come from."""
-    kind, file = "moe" if moe else "dense", load_bands()
-    entry = next((each for each in file.bands if (each.hardware, each.kind) == (machine.name, kind)), None)
-    time, memory = (None, None) if entry is None else (entry.step_time, entry.memory)
-    fits = {origin for name, origin in machine.provenance if moe or name not in _MOE_FITS}
-    seconds = next((word for word in _WEAKEST_FIRST if word in fits), "calibrated")
-    where = f"{kind} runs on {machine.name}"
-    return Expectation(
-        hardware=machine.name,
-        kind=kind,
-        step_time=_band(time),
-        memory=_band(memory),
-        date=file.date,
-        provenance=(("step_time", seconds), ("memory", "analytic"), ("traffic", "analytic"), ("flops", "analytic")),
-        statement=f"time: {_statement(time, where)}; memory: {_statement(memory, where)}",
-    )
-
-
-def _band(section: BandSection | None) -> Band | None:
-    """A band of recorded runs, where they are enough for percentiles."""
-    return Band(**section.model_dump()) if section is not None and section.rows >= _FEWEST_RUNS else None
-
-
-def _statement(section: BandSection | None, where: str) -> str:
-    """Say what recorded runs say."""
-    if section is None:
-        return f"not validated, no recorded {where}"
-    if section.rows < _FEWEST_RUNS:
-        return f"not validated, only {section.rows} recorded {where}"
-    ends = f"{section.p10_ratio:.2f} to {section.p90_ratio:.2f}"
-    return f"on {section.rows} recorded {where} measured was {ends} of predicted (10th to 90th percentile)"
 
 
 def model_summary(model: Model) -> ModelSummary:

@@ -9,10 +9,10 @@ import numpy as np
 from ap_search.calibration.files import Reserve, file_text, measured_reserve
 from ap_search.calibration.fit import BoolArray, Fit, Problem, group_weights, scaled_shares
 from ap_search.calibration.fit import fit as fit_constants
-from ap_search.calibration.judge import Trial, choose, cross_validate, fidelity, fit_on
+from ap_search.calibration.judge import Judged, Trial, choose, cross_validate, fidelity, fit_on, left_out_bands
 from ap_search.calibration.prices import FloatArray, RowPrices, again, surrogate
 from ap_search.calibration.reasons import unidentified
-from ap_search.calibration.records import CalibrationResult, ConstantResult, CrossValidation, Fate, Outlier
+from ap_search.calibration.records import CalibrationResult, ConstantResult, Fate, Outlier
 from ap_search.calibration.rows import (
     UsableRows,
     bounds,
@@ -25,6 +25,7 @@ from ap_search.calibration.rows import (
 from ap_search.errors import SpecError
 from ap_search.fidelity.price import Progress
 from ap_search.fidelity.validate import DEFAULT_CLUSTER, log_run, selected_runs
+from ap_search.spec.band import Band
 from ap_search.spec.constants import CONSTANTS, Constant, Content, Home, values_of
 from ap_search.spec.run import Run, UnusableRun
 
@@ -254,11 +255,11 @@ def _part(tell: Progress, turn: int) -> Callable[[float], None]:
 
 
 def _result(
-    trial: Trial, judged: CrossValidation | None, *, base_s: FloatArray, files: tuple[str, ...], date: str
+    trial: Trial, judged: Judged | None, *, base_s: FloatArray, files: tuple[str, ...], date: str
 ) -> CalibrationResult:
     """Fit on all rows what was chosen, and put the answer together."""
     usable, prices = trial.usable, trial.prices
-    chosen, statement = choose(judged)
+    chosen, statement = choose(judged.found if judged else None)
     every = np.arange(len(usable.rows))
     found = fit_on(trial, every, trial.level if chosen == "level" else trial.full)
     after_s = prices.seconds(found.log_gains)
@@ -269,7 +270,12 @@ def _result(
     origin = f"calibrated on {len(usable.rows)} runs of {', '.join(files)}{f', {date}' if date else ''}"
     reserve = measured_reserve(usable)
     singular = np.linalg.svd(scaled_shares(trial.problem, found)[:, trial.full], compute_uv=False)
-    texts = {home: _text(trial, found, home, origin=origin, reserve=reserve) for home in Home if chosen != "none"}
+    bands = left_out_bands(usable, judged.seconds[chosen]) if judged and chosen != "none" else {}
+    texts = {
+        home: _text(trial, found, home, origin=origin, reserve=reserve, bands=bands)
+        for home in Home
+        if chosen != "none"
+    }
     return CalibrationResult(
         files=files,
         clusters=tuple(sorted(set(prices.cluster_of))),
@@ -284,7 +290,7 @@ def _result(
         scatter_ratio=found.scatter,
         before=before,
         fitted=before if chosen == "none" else fitted,
-        cross_validation=judged,
+        cross_validation=judged.found if judged else None,
         unused=usable.unused,
         outliers=_outliers(usable, after_s, found.scatter),
         reserve_bytes=reserve.reserve_bytes if texts.get(Home.CLUSTER) else None,
@@ -294,12 +300,12 @@ def _result(
     )
 
 
-def _text(trial: Trial, found: Fit, home: Home, *, origin: str, reserve: Reserve) -> str:
+def _text(trial: Trial, found: Fit, home: Home, *, origin: str, reserve: Reserve, bands: Mapping[str, Band]) -> str:
     """The file of one kind, where it was fitted."""
     if not any(movable and constant.home is home for constant, movable in zip(CONSTANTS, trial.full, strict=True)):
         return ""
     kept = reserve if home is Home.CLUSTER else None
-    return file_text(trial.prices, found.log_gains, home=home, origin=origin, reserve=kept)
+    return file_text(trial.prices, found.log_gains, home=home, origin=origin, reserve=kept, bands=bands)
 
 
 def _constants(trial: Trial, found: Fit, chosen: str) -> tuple[ConstantResult, ...]:

@@ -1,13 +1,15 @@
 """The files that a calibration writes: whole cluster files and profiles, with where each constant is from."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from ap_search.calibration.prices import FloatArray, RowPrices
 from ap_search.calibration.rows import UsableRows
-from ap_search.spec.calibrated import machine_from, signed, software_from, yaml_text
+from ap_search.spec.band import Band
+from ap_search.spec.calibrated import SUFFIX, machine_from, signed, software_from, yaml_text
 from ap_search.spec.cluster_defaults import RESERVE_GIB
 from ap_search.spec.constants import Home
 from ap_search.spec.run import MemoryKind, Run
@@ -68,7 +70,15 @@ def _beyond_allocated(run: Run) -> float | None:
     return None
 
 
-def file_text(prices: RowPrices, log_gains: FloatArray, *, home: Home, origin: str, reserve: Reserve | None) -> str:
+def file_text(
+    prices: RowPrices,
+    log_gains: FloatArray,
+    *,
+    home: Home,
+    origin: str,
+    reserve: Reserve | None,
+    bands: Mapping[str, Band],
+) -> str:
     """Write the calibrated file of one kind.
 
     Parameters
@@ -83,6 +93,8 @@ def file_text(prices: RowPrices, log_gains: FloatArray, *, home: Home, origin: s
         What the constants were calibrated on.
     reserve : Reserve, optional
         The reserve to set in a cluster file.
+    bands : mapping
+        Kind of model -> errors on runs left out.
 
     Returns
     -------
@@ -96,14 +108,15 @@ def file_text(prices: RowPrices, log_gains: FloatArray, *, home: Home, origin: s
     whole = signed(content, changed, origin)
     if reserve is not None and reserve.reserve_bytes is not None:
         whole = _with_reserve(whole, reserve, origin)
-    whole = whole | {"name": _calibrated_name(str(whole["name"]))}
+    errors = {kind: asdict(band) for kind, band in bands.items()}
+    whole = whole | {"name": _calibrated_name(str(whole["name"])), "left_out_errors": errors}
     (machine_from if home is Home.CLUSTER else software_from)(whole, "calibrated")
     return yaml_text(whole, f"Written by ap-search calibrate: {origin}.")
 
 
 def _calibrated_name(name: str) -> str:
     """Name of a calibrated file; calibrating it again adds nothing."""
-    return name if name.endswith("-calibrated") else f"{name}-calibrated"
+    return name if name.endswith(SUFFIX) else f"{name}{SUFFIX}"
 
 
 def _with_reserve(content: dict[str, Any], reserve: Reserve, origin: str) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from ap_search.calibration.fit import BoolArray, Fit, Problem, fit, group_weight
 from ap_search.calibration.prices import FloatArray, RowPrices
 from ap_search.calibration.records import CrossValidation, Fidelity
 from ap_search.calibration.rows import UsableRows
+from ap_search.fidelity.bands import KINDS, ratio_band
 from ap_search.fidelity.records import RowResult, Status
 from ap_search.fidelity.statistics import error_stats, ranked_groups
+from ap_search.spec.band import Band
 
 # Ranks of a few plans change by steps: a loss under this is none.
 ORDER_SLACK = 0.005
@@ -61,9 +63,15 @@ def fidelity(usable: UsableRows, predicted_s: FloatArray) -> Fidelity:
     return Fidelity(step=stats, spearman=float(np.median(order)) if order else None)
 
 
-def cross_validate(
-    trial: Trial, *, leave_out: str, base_s: FloatArray, tell: Callable[[float], None]
-) -> CrossValidation:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """A cross-validation with its predictions: seconds of each run by a fit that did not see it, by way of fitting."""
+
+    found: CrossValidation
+    seconds: dict[str, FloatArray]
+
+
+def cross_validate(trial: Trial, *, leave_out: str, base_s: FloatArray, tell: Callable[[float], None]) -> Judged:
     """Price every unit by fits on all other units.
 
     Parameters
@@ -79,7 +87,7 @@ def cross_validate(
 
     Returns
     -------
-    CrossValidation
+    Judged
 
     Notes
     -----
@@ -95,13 +103,34 @@ def cross_validate(
         for candidates, seconds in ((trial.level, level_s), (trial.full if count > 2 else trial.level, full_s)):
             found = fit_on(trial, train, candidates)
             seconds[test] = trial.prices.seconds(found.log_gains, test.tolist())
-    return CrossValidation(
+    validation = CrossValidation(
         leave_out=leave_out,
         units=count,
         before=fidelity(trial.usable, base_s),
         level=fidelity(trial.usable, level_s),
         full=fidelity(trial.usable, full_s),
     )
+    return Judged(found=validation, seconds={"level": level_s, "full": full_s})
+
+
+def left_out_bands(usable: UsableRows, predicted_s: FloatArray) -> dict[str, Band]:
+    """Measured over predicted by kind of model.
+
+    Parameters
+    ----------
+    usable : UsableRows
+    predicted_s : FloatArray
+        Seconds by fits that did not see the run, shape (rows,).
+
+    Returns
+    -------
+    dict
+        `dense` and `moe`, those that there are.
+    """
+    ratios: dict[str, list[float]] = {}
+    for row, ratio in zip(usable.rows, (usable.measured_s / predicted_s).tolist(), strict=True):
+        ratios.setdefault(KINDS[row.run.label.moe], []).append(ratio)
+    return {kind: band for kind, found in sorted(ratios.items()) if (band := ratio_band(found)) is not None}
 
 
 def fit_on(trial: Trial, places: NDArray[np.int64], candidates: BoolArray) -> Fit:

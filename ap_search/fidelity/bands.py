@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ap_search.fidelity.records import RowResult, Status, ValidationResult
-from ap_search.result.fidelity import Band
+from ap_search.spec.band import Band
 
 KINDS = {False: "dense", True: "moe"}
 Bands = tuple[tuple[str, str, Band | None, Band | None], ...]
@@ -31,19 +31,19 @@ def bands_of(result: ValidationResult) -> Bands:
         if row.status is Status.PRICED:
             members[row.label.hardware, KINDS[row.label.moe]].append(row)
     return tuple(
-        (
-            *key,
-            _band([row.step_error_ratio for row in rows]),
-            _band([row.memory_error_ratio for row in rows]),
-        )
+        (*key, _band([row.step_error_ratio for row in rows]), _band([row.memory_error_ratio for row in rows]))
         for key, rows in sorted(members.items())
     )
 
 
 def _band(errors: Sequence[float | None]) -> Band | None:
     """Turn errors (predicted over measured, minus 1) into a band of measured over predicted."""
-    ratios = [1 / (1 + error) for error in errors if error is not None]
+    return ratio_band([1 / (1 + error) for error in errors if error is not None])
+
+
+def ratio_band(ratios: Sequence[float]) -> Band | None:
+    """Summarise ratios of measured over predicted; None where there are none, four decimals."""
     if not ratios:
         return None
-    low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
-    return Band(rows=len(ratios), median_ratio=round(middle, 4), p10_ratio=round(low, 4), p90_ratio=round(high, 4))
+    low, middle, high = (round(value, 4) for value in np.quantile(ratios, [0.1, 0.5, 0.9]).tolist())
+    return Band(rows=len(ratios), median_ratio=middle, p10_ratio=low, p90_ratio=high)

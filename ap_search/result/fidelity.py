@@ -2,15 +2,7 @@
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """Measured over predicted on some recorded runs: their number, median, 10th and 90th percentile, ratios."""
-
-    rows: int
-    median_ratio: float
-    p10_ratio: float
-    p90_ratio: float
+from ap_search.spec.band import Band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

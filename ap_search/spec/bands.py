@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ap_search.spec.band import Band
 from ap_search.spec.presets import locate
 from ap_search.spec.reader import read_mapping, validate
 
@@ -18,8 +19,10 @@ class _Edge(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class BandSection(_Edge):
+class BandSection(BaseModel):
     """Measured over predicted on some recorded runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     rows: Annotated[int, Field(ge=1, strict=True)] = Field(description="Recorded runs.")
     median_ratio: Ratio = Field(description="Median of measured over predicted.")
@@ -31,6 +34,24 @@ class BandSection(_Edge):
         if not self.p10_ratio <= self.median_ratio <= self.p90_ratio:
             raise ValueError("percentiles must ascend")
         return self
+
+    def as_band(self) -> Band:
+        """The same as a plain value."""
+        return Band(**self.model_dump())
+
+
+LeftOut = Annotated[
+    dict[Literal["dense", "moe"], BandSection],
+    Field(
+        description="Kind of model -> seconds of a step, measured over predicted, on runs that ap-search calibrate "
+        "left out when it wrote this file."
+    ),
+]
+
+
+def left_out_bands(given: dict[Literal["dense", "moe"], BandSection]) -> tuple[tuple[str, Band], ...]:
+    """Take the bands that a calibrated file carries as plain values."""
+    return tuple((kind, section.as_band()) for kind, section in given.items())
 
 
 class BandEntry(_Edge):

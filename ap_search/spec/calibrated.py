@@ -18,6 +18,7 @@ from ap_search.spec.profiles import ProfileFile, software_of
 from ap_search.spec.reader import read_mapping, validate
 from ap_search.spec.software import Software
 
+SUFFIX = "-calibrated"
 _BY_RULE = {
     "gemm": rules.gemm,
     "gemm_fp8": rules.gemm_fp8,

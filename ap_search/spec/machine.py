@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ap_search.spec.band import Band
+
 
 class Collective(StrEnum):
     """Collectives that have fitted constants of their own."""
@@ -127,7 +129,8 @@ class Machine:
     ranks fill domains in that number. `assumed` names the keys that were filled by a default, `sources` the origin of
     each key, `provenance` says per fit `calibrated` (fitted on measurements of this device), `derived` (another
     device's constants, or a measured plateau, carried over) or `default`. `fused_dispatchers` names the deduplicating
-    dispatchers whose kernels run on the device.
+    dispatchers whose kernels run on the device. `left_out_errors` has, per kind of model, what was measured over what
+    is predicted on runs that a calibration left out.
     """
 
     name: str
@@ -152,6 +155,7 @@ class Machine:
     assumed: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()
+    left_out_errors: tuple[tuple[str, Band], ...] = ()
 
     @property
     def scale_up(self) -> Level:

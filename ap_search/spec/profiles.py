@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ap_search.spec.bands import LeftOut, left_out_bands
 from ap_search.spec.presets import locate
 from ap_search.spec.reader import read_mapping, validate
 from ap_search.spec.software import Software
@@ -15,7 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Microseconds = Annotated[float, Field(ge=0, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
-_NOT_VALUES = ("name", "description", "recognised_by", "sources")
+_NOT_VALUES = ("name", "description", "recognised_by", "sources", "left_out_errors")
 _TIMES = ("launch_per_layer_us", "launch_per_moe_layer_us", "host_sync_us")
 
 
@@ -79,6 +80,7 @@ class ProfileFile(BaseModel):
     shared_expert_overlap: Switch = Field(default=False, description="Shared experts run beside dispatch and combine.")
     fp8_dispatch: Switch = Field(default=False, description="DeepEP sends tokens to experts in fp8 with scales.")
     sources: dict[str, str] = Field(default_factory=dict, description="Key of this file -> where its value is from.")
+    left_out_errors: LeftOut = {}
 
     @model_validator(mode="after")
     def _check(self) -> "ProfileFile":
@@ -112,13 +114,14 @@ def load_software(source: str | Path) -> Software:
 
 def software_of(file: ProfileFile, where: str) -> Software:
     """Convert a checked profile to seconds and bytes; `where` is the origin of values that name no other."""
-    same = file.model_dump(exclude={"sources", *_TIMES})
+    same = file.model_dump(exclude={"sources", "left_out_errors", *_TIMES})
     return Software(
         **same,
         launch_per_layer_s=us_to_s(file.launch_per_layer_us),
         launch_per_moe_layer_s=us_to_s(file.launch_per_moe_layer_us),
         host_sync_s=us_to_s(file.host_sync_us),
         sources=_sources(file, where),
+        left_out_errors=left_out_bands(file.left_out_errors),
     )
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ap_search.spec.band import Band
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
@@ -11,6 +13,8 @@ class Software:
     compute running beside it, 0..1 (what exceeds the compute is exposed all the same). `compute_efficiency_ratio` is
     what GEMMs and attention of a training run reach of the speed that the machine's constants, fitted on single
     kernels, give: sustained clocks under the power limit, gaps between kernels, tensors that are not in cache.
+    `left_out_errors` has, per kind of model, what was measured over what is predicted on runs that a calibration left
+    out.
     """
 
     name: str
@@ -40,3 +44,4 @@ class Software:
     fp8_dispatch: bool = False
     recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    left_out_errors: tuple[tuple[str, Band], ...] = ()

@@ -39,6 +39,9 @@ def test_from_runs_to_a_search_with_files_of_ones_own(rows, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["cluster"]["name"] == "h100-sxm-calibrated"
     assert found["job"]["software"] == "default-calibrated"
+    assert "on 8 dense runs that the calibration left out" in found["fidelity"]["statement"]
+    low, high = found["plans"][0]["step_time_band_s"]
+    assert low < high < 1.3 * low
 
 
 def test_from_one_log_to_the_level(rows, tmp_path, capsys):
@@ -56,6 +59,7 @@ def test_from_one_log_to_the_level(rows, tmp_path, capsys):
     assert main(["estimate", *facts, "--software", out, "--json", "-"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
     assert plan["step_time_s"] == pytest.approx(other["measured"]["step_time_s"], rel=0.1)
+    assert plan["step_time_band_s"] is None  # the band of the shipped profile does not hold for another
 
 
 def test_nothing_is_written_where_nothing_is_adopted(rows, tmp_path, capsys):
