@@ -154,15 +154,17 @@ def choose(found: CrossValidation | None) -> tuple[str, str]:
     if found is None:
         return "level", "all runs are of one group: nothing can be left out to judge by, so only the level was set"
     refused = []
-    for name, after in (("full", found.full), ("level", found.level)):
-        if name == "full" and found.level.step.median_abs_error_ratio <= after.step.median_abs_error_ratio:
-            continue
+    for name, after in sorted((("level", found.level), ("full", found.full)), key=lambda way: _score(way[1])):
         worse = _worse(found.before, after)
         if not worse:
             return name, f"the median error on each {found.leave_out} left out {_change(found.before, after)}"
         refused.append(worse)
-    reason = refused[-1] if refused else "nothing changes"
-    return "none", f"not adopted: on each {found.leave_out} left out {reason}"
+    return "none", f"not adopted: on each {found.leave_out} left out {refused[0]}"
+
+
+def _score(after: Fidelity) -> float:
+    """What is small where a way of fitting is good: median and 90th percentile together."""
+    return after.step.median_abs_error_ratio + after.step.p90_abs_error_ratio
 
 
 def _worse(before: Fidelity, after: Fidelity) -> str:
