@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ap_search.calibration.calibrate import calibrate, calibrate_log
 from ap_search.cost.alternatives import with_imbalance
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.validate import validate, validate_log
@@ -38,6 +39,8 @@ from ap_search.spec.profiles import load_software
 from ap_search.spec.software import Software
 
 __all__ = [
+    "calibrate",
+    "calibrate_log",
     "estimate",
     "list_clusters",
     "list_models",
@@ -69,6 +72,11 @@ def _check_top(top: object) -> None:
     """Refuse what is no number of plans."""
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MAX_TOP:
         raise SpecError("--top", f"{top!r} is not a number of plans", f"1 to {MAX_TOP}")
+
+
+def _asked(setting: Setting) -> dict[str, Any]:
+    """What was asked, and what to expect of the answer: the same fields of every result."""
+    return {"model": setting.model, "cluster": setting.cluster, "job": setting.job, "fidelity": setting.fidelity}
 
 
 def _quiet(what: str, share: float) -> None:
@@ -171,9 +179,7 @@ def search(
     ranking = run_search(rules, cost, domains, top=top, progress=tell)
     empty = None if ranking.plans else explain_empty(rules, cost, domains, ranking=ranking, progress=tell)
     return SearchResult(
-        model=setting.model,
-        cluster=setting.cluster,
-        job=setting.job,
+        **_asked(setting),
         search=SearchSummary(
             candidates=ranking.candidates,
             priced=len(ranking.table),
@@ -255,9 +261,7 @@ def estimate(
     )
     priced = _price_named(setting, plan)
     return SearchResult(
-        model=setting.model,
-        cluster=setting.cluster,
-        job=setting.job,
+        **_asked(setting),
         search=SearchSummary(
             candidates=1,
             priced=1,

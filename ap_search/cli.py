@@ -1,30 +1,19 @@
 """The command line: flags in, an answer on stdout, an exit code; nothing is computed here."""
 
 import argparse
-import difflib
 import os
 import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ap_search.cli_flags import (
-    ABOUT,
-    CHOICES,
-    EXAMPLES,
-    FLAGS,
-    HIGHEST,
-    HIGHEST_FACTOR,
-    HIGHEST_GIB,
-    LOWEST,
-    LOWEST_GIB,
-    REQUIRED,
-)
+from ap_search.cli_flags import ABOUT, EXAMPLES, FILE_FLAGS, FLAGS
+from ap_search.cli_values import did_you_mean, flag_of, legal_text, missing_faults, raise_any, read_all
 from ap_search.errors import Fault, SpecError
 from ap_search.version import __version__
 
@@ -40,7 +29,6 @@ FOUND, NOTHING_FEASIBLE, BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, READER_LEFT = 0
 MAX_WIDTH = 120
 MIN_WIDTH = 80
 NOT_ARGUMENTS = ("command", "help", "version", "template", "summary")
-FILE_FLAGS = ("plot", "markdown", "json")
 # Flags of `validate` that choose recorded runs, and those that describe the run of a log.
 RUN_CHOICES = ("quality", "hardware", "group", "only", "source")
 LOG_FACTS = ("model", "devices", "plan", "cluster", "global_batch", "seq_len", "precision")
@@ -54,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
         named = re.fullmatch(r"argument (--[a-z-]+): (.*)", message)
         if named is None:
             raise SpecError("arguments", message)
-        raise SpecError(named[1], named[2], _legal(named[1].removeprefix("--").replace("-", "_")))
+        raise SpecError(named[1], named[2], legal_text(named[1].removeprefix("--").replace("-", "_")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +84,7 @@ def _run(argv: list[str]) -> int:
     command = argv.pop(0) if argv and not argv[0].startswith("-") else ""
     if command not in ACTIONS:
         legal = f"{', '.join(filter(None, ACTIONS))}, or only flags for a search"
-        raise SpecError(repr(command), "unknown command" + _did_you_mean(command, ACTIONS), legal)
+        raise SpecError(repr(command), "unknown command" + did_you_mean(command, ACTIONS), legal)
     parser = _build_parser(command)
     flags, rest = parser.parse_known_args(argv)
     if flags.help or flags.version:
@@ -123,9 +111,11 @@ def _build_parser(command: str) -> _Parser:
     for flag, placeholder, default, text in FLAGS.get(command, ()):
         if not placeholder:
             parser.add_argument(flag, action="store_true", help=text)
-            continue
-        action = "append" if flag == "--set" else "store"
-        parser.add_argument(flag, metavar=placeholder, default=default, action=action, help=text)
+        elif flag == "--runs":
+            parser.add_argument(flag, metavar=placeholder, action="extend", nargs="+", help=text)
+        else:
+            action = "append" if flag == "--set" else "store"
+            parser.add_argument(flag, metavar=placeholder, default=default, action=action, help=text)
     parser.set_defaults(command=command)
     parser.add_argument("-h", "--help", action="store_true", help="show this text")
     parser.add_argument("--version", action="store_true", help="show the version")
@@ -171,7 +161,7 @@ def _answer(result: "SearchResult", target: str | None, write: Callable[..., str
 def _validate(flags: argparse.Namespace, faults: list[Fault]) -> int:
     """Price recorded runs, or the run of a log, and set what was measured beside."""
     if flags.template:
-        _raise_any(faults)
+        raise_any(faults)
         from ap_search.spec.run_file import TEMPLATE
 
         _emit(TEMPLATE)
@@ -212,18 +202,59 @@ def _validate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[
     given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
     log, runs = given.pop("megatron_log"), given.pop("runs")
     alien, why = (RUN_CHOICES, "has no effect on a log") if log else (LOG_FACTS, "belongs to --megatron-log")
-    found = [*faults, *(Fault(path=_flag(name), reason=why) for name in alien if given[name] is not None)]
+    found = [*faults, *(Fault(path=flag_of(name), reason=why) for name in alien if given[name] is not None)]
     if log and runs:
         found.append(Fault(path=runs[0], reason="files of runs and --megatron-log exclude each other"))
-    found += _missing_faults(given, "") if log else []
-    read = _read_all(given, found)
+    found += missing_faults(given, "") if log else []
+    read = read_all(given, found)
     asked = {name: value for name, value in read.items() if value is not None and name not in (*alien, *FILE_FLAGS)}
     return asked | ({"log": log} if log else {"files": runs})
 
 
+def _calibrate(flags: argparse.Namespace, faults: list[Fault]) -> int:
+    """Fit constants on recorded runs, or the level on a log, and write the files that were asked for."""
+    asked = _calibrate_arguments(flags, faults)
+    from ap_search import api
+    from ap_search.report.calibration import render_calibration
+    from ap_search.report.json_file import json_text, write_target
+    from ap_search.report.progress import shown_progress
+
+    with shown_progress() as progress:
+        fitted = api.calibrate_log if "log" in asked else api.calibrate
+        result = fitted(**asked, progress=progress)
+    for target, text, flag in (
+        (flags.out, result.cluster_text, "--out"),
+        (flags.software_out, result.software_text, "--software-out"),
+    ):
+        if target is not None and text:
+            write_target(target, text, flag)
+    if flags.json not in (None, "-"):
+        write_target(flags.json, json_text(result.to_json()))
+    _emit(json_text(result.to_json()) if flags.json == "-" else render_calibration(result, **_screen()))
+    return FOUND if result.adopted else NOTHING_FEASIBLE
+
+
+def _calibrate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
+    """Turn flags into the arguments of `calibrate`, or of `calibrate_log` where a log is given."""
+    given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
+    log, runs = given.pop("megatron_log"), given.pop("runs")
+    described = [name for name in LOG_FACTS if name != "cluster"]
+    alien, why = (RUN_CHOICES, "has no effect on a log") if log else (described, "belongs to --megatron-log")
+    found = [*faults, *(Fault(path=flag_of(name), reason=why) for name in alien if given[name] is not None)]
+    if bool(log) == bool(runs):
+        found.append(Fault(path="--runs", reason="give files of runs, or --megatron-log", legal="one of both"))
+    found += missing_faults(given, "") if log else []
+    read = read_all(given, found)
+    written = [home for home, flag in (("cluster", "out"), ("software", "software_out")) if read[flag] is not None]
+    ignored = (*alien, *FILE_FLAGS, *(["leave_out"] if log else []))
+    asked = {name: value for name, value in read.items() if value is not None and name not in ignored}
+    asked |= {"date": date.today().isoformat()} if "date" not in asked else {}
+    return asked | {"fit": written or ["cluster", "software"]} | ({"log": log} if log else {"files": runs})
+
+
 def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
     """List the presets that the command names."""
-    _raise_any(faults)
+    raise_any(faults)
     from ap_search import api
     from ap_search.report import listing
 
@@ -240,6 +271,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
     "": _search,
     "estimate": _estimate,
     "validate": _validate,
+    "calibrate": _calibrate,
     "models": _presets,
     "clusters": _presets,
     "software": _presets,
@@ -249,112 +281,29 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
 def _job_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
     """Turn flags into the arguments of the Python functions, or raise all faults at once."""
     given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
-    read = _read_all(given, [*faults, *_missing_faults(given, " ".join(fault.reason for fault in faults))])
+    read = read_all(given, [*faults, *missing_faults(given, " ".join(fault.reason for fault in faults))])
     del read["json"]
     return read
 
 
-def _read_all(given: dict[str, Any], faults: list[Fault]) -> dict[str, Any]:
-    """Read the text of every flag, or raise all faults at once."""
-    found, read = list(faults), {}
-    for name, value in given.items():
-        try:
-            read[name] = _read(name, value)
-        except SpecError as error:
-            found += error.faults
-    _raise_any(found)
-    return read
-
-
-def _missing_faults(given: dict[str, Any], corrected: str) -> list[Fault]:
-    """Name each required flag that is neither given nor what an unknown flag probably meant."""
-    return [
-        Fault(path=_flag(name), reason="required", legal=_legal(name))
-        for name in REQUIRED
-        if name in given and given[name] is None and f"{_flag(name)}?" not in corrected
-    ]
-
-
-def _read(name: str, value: Any) -> Any:
-    """Read one flag's text as the value that it stands for."""
-    if value is None:
-        return None
-    if name in FILE_FLAGS and (name, value) != ("json", "-"):
-        from ap_search.report.json_file import check_target
-
-        check_target(value, _flag(name))
-    elif name in HIGHEST:
-        return _integer(name, value)
-    elif name in LOWEST_GIB or name in HIGHEST_FACTOR:
-        return _decimal(name, value)
-    elif value == "" or (name in CHOICES and value not in CHOICES[name]):
-        near = _did_you_mean(value, CHOICES.get(name, ()))
-        raise SpecError(_flag(name), f"got {value!r}{near}", _legal(name))
-    return "".join(value.split()) if name == "plan" else value  # a long name is printed, and pasted, in several lines
-
-
-def _integer(name: str, text: str) -> int:
-    """Read an integer within the flag's bounds."""
-    if not re.fullmatch("[0-9]{1,12}", text) or not LOWEST.get(name, 1) <= int(text) <= HIGHEST[name]:
-        raise SpecError(_flag(name), f"got {text!r}", _legal(name))
-    return int(text)
-
-
-def _decimal(name: str, text: str) -> float:
-    """Read a size in GiB, or a factor, within the flag's bounds."""
-    number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)
-    highest, lowest = HIGHEST_FACTOR.get(name, HIGHEST_GIB), LOWEST_GIB.get(name, "0")
-    if not number or float(text) > highest or (float(text) == 0 and lowest != "0"):
-        raise SpecError(_flag(name), f"got {text!r}", _legal(name))
-    return float(text)
-
-
-def _legal(name: str) -> str:
-    """Say what a flag takes, or nothing where its file or preset is judged later."""
-    if name in HIGHEST:
-        return f"an integer from {LOWEST.get(name, 1)} to {HIGHEST[name]}"
-    if name in HIGHEST_FACTOR:
-        return f"a number from 0 to {HIGHEST_FACTOR[name]}"
-    if name in LOWEST_GIB:
-        return f"GiB, {LOWEST_GIB[name]} to {HIGHEST_GIB}"
-    return REQUIRED.get(name, "") or " ".join(CHOICES.get(name, ()))
-
-
 def _unknown_faults(rest: Sequence[str], flags: argparse.Namespace) -> list[Fault]:
     """Name each flag that does not exist with the nearest that does; its value is no fault of its own."""
-    known = [_flag(name) for name in vars(flags) if name not in ("command", "runs")]
+    known = [flag_of(name) for name in vars(flags) if name not in ("command", "runs")]
     faults = []
     for before, argument in zip(("", *rest), rest, strict=False):
         if argument.startswith("-"):
             flag = argument.split("=")[0]
             elsewhere = ", it belongs to: ap-search estimate" if flag == "--plan" else ""
-            faults.append(Fault(path=flag, reason="unknown flag" + (elsewhere or _did_you_mean(flag, known))))
+            faults.append(Fault(path=flag, reason="unknown flag" + (elsewhere or did_you_mean(flag, known))))
         elif not before.startswith("-") or "=" in before:
             faults.append(Fault(path=argument, reason="unexpected argument"))
     return faults
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Name the nearest known word, if one is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {near[0]}?" if near else ""
-
-
-def _raise_any(faults: Sequence[Fault]) -> None:
-    """Raise the faults, if there are any."""
-    if faults:
-        raise SpecError.of(faults)
-
-
-def _flag(name: str) -> str:
-    """Spell an argument's name as its flag."""
-    return "--" + name.replace("_", "-")
-
-
 def _in_flags(fault: Fault) -> Fault:
     """Call an argument of the Python functions what the user of the command line calls it."""
-    flags = {_flag for _flag, *_ in (*FLAGS["estimate"], *FLAGS["validate"])}
-    return replace(fault, path=_flag(fault.path)) if _flag(fault.path) in flags else fault
+    flags = {flag for flag, *_ in (*FLAGS["estimate"], *FLAGS["calibrate"], *FLAGS["validate"])}
+    return replace(fault, path=flag_of(fault.path)) if flag_of(fault.path) in flags else fault
 
 
 def _screen_width() -> int:

@@ -18,7 +18,9 @@ CHOICES = {
     "target": ("any", "megatron", "torchtitan", "hyperparallel", "deepspeed"),
     "placement": ("contiguous", "eplb", "lplb", "ideal"),
     "only": ("moe", "dense"),
+    "leave_out": ("group", "source", "model", "hardware"),
 }
+FILE_FLAGS = ("plot", "markdown", "json", "out", "software_out")
 REQUIRED = {
     "model": "a preset's name (see ap-search models), a YAML, or a Hugging Face config.json",
     "devices": "",
@@ -71,7 +73,30 @@ RUN_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--seq-len", "S", None, "its tokens per sequence (4096)"),
     ("--precision", "P", None, "of its linear layers: bf16 fp8 mxfp8 (bf16)"),
 )
-FLAGS = {"": JOB_FLAGS, "estimate": (PLAN_FLAG, *JOB_FLAGS), "validate": RUN_FLAGS}
+# Of `calibrate`: which runs, where to start, what to write; and what a log does not say.
+CALIBRATE_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--runs", "FILE", None, "files of recorded runs, YAML, JSON or JSONL, or sets that ship; several may follow"),
+    ("--cluster", "C", None, "cluster to start from: preset name or YAML (the one that the runs name)"),
+    ("--software", "S", None, "profile to start from (the one that the runs name, else that their source means)"),
+    ("--out", "PATH", None, "fit the cluster's constants, and write the whole cluster file"),
+    ("--software-out", "PATH", None, "fit the profile's constants, and write the whole profile"),
+    ("--leave-out", "UNIT", "group", "what is left out whole to judge the fit: group source model hardware (group)"),
+    *(flag for flag in RUN_FLAGS if flag[0] in ("--quality", "--hardware", "--group", "--only", "--source")),
+    ("--date", "D", None, "date that is written into the files (today)"),
+    ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
+    ("--megatron-log", "FILE", None, "set the level by the log of one run, described by the flags below"),
+    *(
+        flag
+        for flag in RUN_FLAGS
+        if flag[0] in ("--model", "--devices", "--plan", "--global-batch", "--seq-len", "--precision")
+    ),
+)
+FLAGS = {
+    "": JOB_FLAGS,
+    "estimate": (PLAN_FLAG, *JOB_FLAGS),
+    "validate": RUN_FLAGS,
+    "calibrate": CALIBRATE_FLAGS,
+}
 
 AXES_AND_EXIT_CODES = """
 axes and knobs of --set and --plan:
@@ -102,6 +127,7 @@ commands:
   ap-search --model M --devices N       search (needs no more than this)
   ap-search estimate ... --plan PLAN    price one plan, feasible or not
   ap-search validate [RUNS ...]         price recorded runs, compare with what was measured
+  ap-search calibrate --runs FILE ...   fit constants on recorded runs, write files to search with
   ap-search models                      list model presets
   ap-search clusters                    list cluster presets
   ap-search software                    list software profiles""",
@@ -113,6 +139,10 @@ schedule=1f1b (interleaved when vpp > 1).""",
 Price recorded runs with the plan that each states, and compare seconds and GiB with what was
 measured: per run, source, hardware and kind of model, and the order inside groups. RUNS are
 files of runs (ap-search validate --template prints one); the tool's own sets without any.""",
+    "calibrate": """\
+Fit the few constants of a cluster and of a software profile that recorded runs identify, judge them
+on groups of runs that are left out, and write whole files for --cluster and --software. Constants that
+the runs cannot tell stay as they are. Without --out and --software-out nothing is written.""",
     "models": "List the model presets: parameters in all and active for one token, layers, experts.",
     "clusters": "List the cluster presets: a device's memory and peak, its network in and beyond the scale-up domain.",
     "software": "List the profiles of trainers' software: what is fused, overlapped, captured in graphs.",
@@ -138,5 +168,15 @@ examples:
   ap-search validate --megatron-log train.log --model qwen3-30b-a3b --devices 64 --plan "pp=4,ep=8"
 
 exit codes: 0 runs were priced, 1 none could be, 2 bad input (one line per fault on stderr)
+""",
+    "calibrate": """\
+examples:
+  ap-search calibrate --runs my-runs.yaml --out cluster.yaml --software-out software.yaml
+  ap-search calibrate --megatron-log train.log --model qwen3-30b-a3b --devices 64 --plan "pp=4,ep=8" \\
+      --software-out software.yaml
+  ap-search --model qwen3-30b-a3b --devices 64 --cluster cluster.yaml --software software.yaml
+
+exit codes: 0 constants were adopted, 1 none: they would be no better on runs left out (no file is written),
+2 bad input (one line per fault on stderr)
 """,
 }

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from ap_search.cost.context import CostContext
 from ap_search.errors import Fault, SpecError
+from ap_search.fidelity.expectation import expectation
 from ap_search.plan.text import parse_knob_values
 from ap_search.result import ClusterSummary, JobSummary, ModelSummary
+from ap_search.result.fidelity import Expectation
 from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext
 from ap_search.spec.blocks import Model
@@ -39,6 +41,7 @@ class Setting:
     cluster: ClusterSummary
     job: JobSummary
     model: ModelSummary
+    fidelity: Expectation
     chosen: Chosen
 
 
@@ -88,6 +91,7 @@ def load_setting(
         cluster=_cluster_summary(machine, job),
         job=_job_summary(job, profile),
         model=model_summary(loaded),
+        fidelity=expectation(machine, profile, moe=loaded.moe is not None),
         chosen=candidates,
     )
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ap_search.cost.context import CostContext
 from ap_search.cost.rows import RowPrice, price_rows
+from ap_search.cost.step import price_table
 from ap_search.errors import SpecError
 from ap_search.fidelity.measured import compare_memory, measured_step_s
 from ap_search.fidelity.records import RowResult, Status
@@ -28,12 +30,13 @@ from ap_search.spec.software import Software
 from ap_search.spec.switches import switched
 
 Progress = Callable[[str, float], None]
+Makers = dict[object, LayoutMaker]
 DEFAULT_SOFTWARE = "default"
 _loaded = lru_cache(maxsize=64)(load_software)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ready:
+class ReadyRun:
     """A run that can be priced: its place among the rows, its plan, and what it is priced with."""
 
     place: int
@@ -70,7 +73,12 @@ def software_for(run: Run, forced: Software | None = None) -> Software:
     """
     if forced is not None:
         return forced
-    return switched(_loaded(run.software or _recognised(run.label.source)), run.switches)
+    return switched(_loaded(profile_name(run)), run.switches)
+
+
+def profile_name(run: Run) -> str:
+    """Name (or path) of the profile that a run states, or that recognises its source; the default's otherwise."""
+    return run.software or _recognised(run.label.source)
 
 
 @lru_cache(maxsize=4096)
@@ -105,11 +113,14 @@ def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progr
     """
     forced = None if software is None else _loaded(software)
     results: list[RowResult | None] = [None] * len(runs)
-    jobs: dict[object, list[_Ready]] = defaultdict(list)
-    makers: dict[object, LayoutMaker] = {}
+    jobs: dict[object, list[ReadyRun]] = defaultdict(list)
+    makers: Makers = {}
     for place, run in enumerate(runs):
         progress("reading plans", place / len(runs))
-        made = _unusable(run) if isinstance(run, UnusableRun) else _settled(run, place, forced, makers)
+        if isinstance(run, UnusableRun):
+            made: ReadyRun | RowResult = unusable(run)
+        else:
+            made = ready_run(run, place=place, forced=forced, makers=makers)
         if isinstance(made, RowResult):
             results[place] = made
         else:
@@ -123,16 +134,37 @@ def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progr
     return tuple(result for result in results if result is not None)
 
 
-def _unusable(run: UnusableRun) -> RowResult:
+def unusable(run: UnusableRun) -> RowResult:
     """Pass on why a row could not be read."""
     status = Status.REFUSED if run.why is Unusable.REFUSED else Status.SKIPPED
     return RowResult(label=run.label, status=status, reason=run.reason)
 
 
-def _settled(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
-    """Make a run ready, with the fastest values that fit for keys of its plan that nobody wrote down."""
-    tried = [_ready(each, place, forced, makers) for each in alternatives(run)]
-    legal = [each for each in tried if isinstance(each, _Ready)]
+def ready_run(run: Run, *, place: int, forced: Software | None, makers: Makers) -> ReadyRun | RowResult:
+    """Make job and plan of a run and judge the plan, or say what refuses it.
+
+    Parameters
+    ----------
+    run : Run
+        What was recorded.
+    place : int
+        Its place among the rows, >= 0.
+    forced : Software, optional
+        A profile in place of the run's own.
+    makers : dict
+        Layout makers by model and sequence, shared by the runs of a call; filled here.
+
+    Returns
+    -------
+    ReadyRun or RowResult
+        The row says why there is no price.
+
+    Notes
+    -----
+    A1. Keys of the plan that nobody wrote down have the fastest values that fit.
+    """
+    tried = [_judged(each, place, forced, makers) for each in alternatives(run)]
+    legal = [each for each in tried if isinstance(each, ReadyRun)]
     if len(legal) < 2:
         return (legal or tried)[0]
     price = price_rows(_context(legal[0]), PlanTable.from_plans([each.plan for each in legal]))
@@ -143,10 +175,10 @@ def _settled(run: Run, place: int, forced: Software | None, makers: dict[object,
     return replace(legal[best], assumed=(*legal[best].assumed, *said(run, legal[best].run)))
 
 
-def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, LayoutMaker]) -> _Ready | RowResult:
-    """Make job and plan of a run and judge the plan, or say what refuses it.
+def _judged(run: Run, place: int, forced: Software | None, makers: Makers) -> ReadyRun | RowResult:
+    """Make job and plan of a run whose plan is whole, and judge it; runs that drop tokens pad to capacity besides.
 
-    Runs that drop tokens pad to capacity besides, as the recipes of Megatron do.
+    So do the recipes of Megatron.
     """
     try:
         software = software_for(run, forced)
@@ -181,7 +213,7 @@ def _ready(run: Run, place: int, forced: Software | None, makers: dict[object, L
     if not names_layout(run.plan) and not plan.layout.even:
         how = f"filled in order as {software.name} does" if software.fills_stages else "balanced by FLOPs"
         assumed = (*assumed, f"stage_layers: not stated, {how}: {plan.layout.stage_layers}")
-    return _Ready(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
+    return ReadyRun(place=place, run=run, plan=plan, software=software, job=job, assumed=assumed)
 
 
 def _refused(run: Run, reason: str) -> RowResult:
@@ -189,15 +221,21 @@ def _refused(run: Run, reason: str) -> RowResult:
     return RowResult(label=run.label, status=Status.REFUSED, reason=reason, run=run, assumed=run.assumed)
 
 
-def _key(ready: _Ready) -> object:
+def _key(ready: ReadyRun) -> object:
     """What runs must share to be priced in one table."""
     run, job = ready.run, ready.job
     shape = (job.devices, job.global_batch, job.seq_len, job.precision, job.capacity_factor, run.load)
     return run.model, run.machine, ready.software, shape
 
 
-def _context(ready: _Ready) -> CostContext:
-    """What a run is priced from besides its plan."""
+def _priced(ready: list[ReadyRun]) -> list[RowResult]:
+    """Price runs of one job."""
+    price = price_rows(_context(ready[0]), PlanTable.from_plans([one.plan for one in ready]))
+    return [_result(one, price, row) for row, one in enumerate(ready)]
+
+
+def _context(ready: ReadyRun) -> CostContext:
+    """What runs of one job are priced from."""
     return CostContext(
         model=ready.run.model,
         machine=ready.run.machine,
@@ -207,13 +245,29 @@ def _context(ready: _Ready) -> CostContext:
     )
 
 
-def _priced(ready: list[_Ready]) -> list[RowResult]:
-    """Price runs of one job."""
-    price = price_rows(_context(ready[0]), PlanTable.from_plans([one.plan for one in ready]))
-    return [_result(one, price, row) for row, one in enumerate(ready)]
+def step_seconds(runs: Sequence[ReadyRun]) -> NDArray[np.float64]:
+    """Seconds of a step of runs that are ready, without parts or memory, in their order.
+
+    Parameters
+    ----------
+    runs : sequence of ReadyRun
+        Each with its own machine and software.
+
+    Returns
+    -------
+    NDArray
+        Seconds, shape (runs,); what `price_runs` predicts.
+    """
+    seconds, jobs = np.empty(len(runs)), defaultdict(list)
+    for place, run in enumerate(runs):
+        jobs[_key(run)].append(place)
+    for places in jobs.values():
+        table = PlanTable.from_plans([runs[place].plan for place in places])
+        seconds[places] = price_table(_context(runs[places[0]]), table).step_s
+    return seconds
 
 
-def _result(one: _Ready, price: RowPrice, row: int) -> RowResult:
+def _result(one: ReadyRun, price: RowPrice, row: int) -> RowResult:
     """Set what one run measured beside its price."""
     run, job = one.run, one.job
     # A schedule that is priced as another one keeps other micro-batches in flight.

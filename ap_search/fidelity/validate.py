@@ -60,6 +60,30 @@ def validate(
     SpecError
         When a file cannot be read, or no run is left.
     """
+    tell = progress or _quiet
+    kept = selected_runs(
+        files, quality=quality, hardware=hardware, group=group, only=only, source=source, progress=tell
+    )
+    return summarise(price_runs(kept, software=None if software is None else str(software), progress=tell))
+
+
+def selected_runs(
+    files: Sequence[str | Path],
+    *,
+    quality: str | Iterable[str] | None,
+    hardware: str | None,
+    group: str | None,
+    only: str | None,
+    source: str | None,
+    progress: Progress,
+) -> tuple[Run | UnusableRun, ...]:
+    """Read files of recorded runs, and keep those that a call asks for; arguments as `validate`.
+
+    Raises
+    ------
+    SpecError
+        When a file cannot be read, or no run is left.
+    """
     chosen = Selection(
         quality=_words(quality),
         hardware=hardware or "",
@@ -69,14 +93,13 @@ def validate(
     )
     runs: list[Run | UnusableRun] = []
     paths = list(files) or list(run_presets())
-    tell = progress or _quiet
     for place, path in enumerate(paths):
-        tell("reading runs", place / len(paths))
+        progress("reading runs", place / len(paths))
         runs += load_runs(path)
     kept = select(runs, chosen)
     if not kept:
-        raise SpecError("validate", f"no run of {len(runs)} is left by the filters")
-    return summarise(price_runs(kept, software=None if software is None else str(software), progress=tell))
+        raise SpecError("recorded runs", f"no run of {len(runs)} is left by the filters")
+    return kept
 
 
 def _words(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -137,6 +160,37 @@ def validate_log(
     SpecError
         When the log or another input has faults.
     """
+    run = log_run(
+        log,
+        model=model,
+        devices=devices,
+        plan=plan,
+        cluster=cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        precision=precision,
+    )
+    return summarise(price_runs([run], software=None if software is None else str(software), progress=_quiet))
+
+
+def log_run(
+    log: str | Path,
+    *,
+    model: str | Path,
+    devices: int,
+    plan: str,
+    cluster: str | Path,
+    global_batch: int | None,
+    seq_len: int | None,
+    precision: str | None,
+) -> Run:
+    """Make a recorded run of a Megatron-LM log and of what the log does not say; arguments as `validate_log`.
+
+    Raises
+    ------
+    SpecError
+        When the log or another input has faults.
+    """
     path = Path(log)
     read = read_megatron_log(path)
     loaded, machine = load_model(model), load_cluster(cluster)
@@ -161,8 +215,7 @@ def validate_log(
         measured=Measured(step_time_s=read.step_time_s),
         assumed=_assumed(job, batch_is_logged=global_batch is None and read.global_batch is not None),
     )
-    run = replace(run, measured=replace(run.measured, memory=_memory(read, run)))
-    return summarise(price_runs([run], software=None if software is None else str(software), progress=_quiet))
+    return replace(run, measured=replace(run.measured, memory=_memory(read, run)))
 
 
 def _assumed(job: Job, *, batch_is_logged: bool) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def render_search(result: SearchResult, *, width: int, styled: bool) -> str:
     width = min(width, MAX_WIDTH)
     lines = [*_header(result, width), Text("")]
     if result.plans:
-        lines += [*_ranking(result.plans, width), Text(""), *_best(result.plans[0], width)]
+        lines += [*_ranking(result.plans, width), Text(""), *_expected(result, width), *_best(result.plans[0], width)]
         lines += [*_explained(result, width), Text("")]
     elif result.infeasibility is not None:
         lines += [*infeasibility_lines(result.infeasibility, width), Text("")]
@@ -64,6 +64,7 @@ def render_estimate(result: SearchResult, *, width: int, styled: bool) -> str:
         lines += [Text("not feasible", "bold red"), *violation_lines(priced.violations, width), Text("")]
     if math.isfinite(priced.step_time_s):
         lines += texts(paragraph(_key_figures(priced) + _own_devices(result), width=width, indent=""))
+        lines += _expected(result, width)
     lines += [*breakdown(priced, width), *_explained(result, width)]
     return render(lines, width=width, styled=styled)
 
@@ -200,6 +201,24 @@ def _with_names_below(lines: Sequence[str], plans: Sequence[PricedPlan], width: 
         for figures, plan in zip(lines[head:], plans, strict=True)
     ]
     return [*lines[:head], *(line for block in named for line in block)]
+
+
+def _expected(result: SearchResult, width: int) -> list[Text]:
+    """Write how far recorded runs on this machine were from their predictions, and where figures come from."""
+    expected, first = result.fidelity, result.plans[0]
+    if expected is None:
+        return []
+    band = result.step_time_band_s(first)
+    figures = "" if band is None else f"; this step {' to '.join(number(end) for end in band)} s"
+    if result.search.priced > 1 and band is not None:
+        figures = figures.replace("this step", "the first plan's step")
+    origins: dict[str, list[str]] = {}
+    for name, origin in expected.provenance:
+        origins.setdefault(origin, []).append(name.replace("_", " "))
+    said = "; ".join(f"{', '.join(names)}: {origin}" for origin, names in origins.items())
+    values = (("expect", expected.statement + figures), ("origin", said))
+    lines = [line for label, text in values for line in paragraph(text, width=width, label=label, indent="")]
+    return [*texts(lines), Text("")]
 
 
 def _best(best: PricedPlan, width: int) -> list[Text]:

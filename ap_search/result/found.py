@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ap_search.result.explanation import Explanation
-from ap_search.result.json import JSON_SCHEMA_VERSION, plan_json, strict_json
+from ap_search.result.fidelity import Expectation
+from ap_search.result.json import JSON_SCHEMA_VERSION, expectation_json, plan_json, strict_json
 from ap_search.result.records import Lever, PricedPlan, Rejection
 from ap_search.version import __version__
 
@@ -122,7 +123,8 @@ class Infeasibility:
 class SearchResult:
     """The answer of `search` (plans best first) and of `estimate` (its one plan, feasible or not).
 
-    `explanation` belongs to the first plan, and is None unless it was asked for.
+    `explanation` belongs to the first plan, and is None unless it was asked for. `fidelity` says how far recorded runs
+    on this machine were from their predictions.
     """
 
     model: ModelSummary
@@ -132,6 +134,11 @@ class SearchResult:
     plans: tuple[PricedPlan, ...]
     infeasibility: Infeasibility | None = None
     explanation: Explanation | None = None
+    fidelity: Expectation | None = None
+
+    def step_time_band_s(self, plan: PricedPlan) -> tuple[float, float] | None:
+        """Seconds between which eight of ten such steps are expected; None without recorded runs on this machine."""
+        return None if self.fidelity is None else self.fidelity.step_time_band_s(plan.step_time_s)
 
     @property
     def feasible(self) -> bool:
@@ -142,7 +149,8 @@ class SearchResult:
         """Build the documented JSON object: `schema_version` 1, units in the names, strictly numbers (never NaN)."""
         answer: dict[str, Any] = {"schema_version": JSON_SCHEMA_VERSION, "tool_version": __version__}
         answer |= {name: asdict(getattr(self, name)) for name in ("model", "cluster", "job", "search")}
-        answer["plans"] = [plan_json(plan) for plan in self.plans]
+        answer["fidelity"] = None if self.fidelity is None else expectation_json(self.fidelity)
+        answer["plans"] = [plan_json(plan) | {"step_time_band_s": self.step_time_band_s(plan)} for plan in self.plans]
         if self.infeasibility is not None:
             nearest = self.infeasibility.nearest
             entry = None if nearest is None else plan_json(nearest)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import dispatcher_text, recompute_text, schedule_text, sharding_text
+from ap_search.result.fidelity import Expectation
 from ap_search.result.records import ImbalanceCost, MemoryBreakdown, PricedPlan, StageMemory
 
 JSON_SCHEMA_VERSION = 1
@@ -36,6 +37,11 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
         "traffic": asdict(priced.traffic),
         "imbalance": None if priced.imbalance is None else _imbalance_json(priced.imbalance),
     }
+
+
+def expectation_json(expected: Expectation) -> dict[str, Any]:
+    """Turn bands of recorded runs into an object, origins by the name of what they are of."""
+    return asdict(expected) | {"provenance": dict(expected.provenance)}
 
 
 def _imbalance_json(cost: ImbalanceCost) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from ap_search.spec import cluster_defaults as rules
+from ap_search.spec.bands import left_out_bands
 from ap_search.spec.cluster_file import (
     AttentionSection,
     ClusterFile,
@@ -42,7 +43,7 @@ from ap_search.units import (
 
 _MEMORY = ("usable_mib", "hbm_gib", "hbm_gb")
 _FITS = ("gemm", "gemm_fp8", "grouped_gemm", "grouped_gemm_fp8", "attention", "dispatch")
-_NOT_VALUES = ("name", "device", "recognised_by", "sources", "assumed", *_MEMORY)
+_NOT_VALUES = ("name", "device", "recognised_by", "sources", "assumed", "left_out_errors", *_MEMORY)
 # Their defaults say "nothing special here" and change no figure.
 _PLAIN = ("mxfp8", "network_name", "scale_up_size", "network_domain_gbyte_per_s")
 
@@ -112,6 +113,7 @@ def machine_of(file: ClusterFile, where: str) -> Machine:
         assumed=_assumed(file),
         sources=_sources(file, where),
         provenance=_provenance(file),
+        left_out_errors=left_out_bands(file.left_out_errors),
     )
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ap_search.spec.bands import LeftOut
 from ap_search.spec.machine import Collective
 
 Positive = Annotated[float, Field(gt=0, strict=True)]
@@ -188,6 +189,7 @@ class ClusterFile(_Edge):
     assumed: tuple[str, ...] = Field(
         default=(), description="Keys of this file whose values are assumptions, not facts."
     )
+    left_out_errors: LeftOut = {}
 
     @model_validator(mode="after")
     def _check(self) -> "ClusterFile":

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ap_search.spec.band import Band
+
 
 class Collective(StrEnum):
     """Collectives that have fitted constants of their own."""
@@ -137,7 +139,8 @@ class Machine:
     each key, `provenance` says per fit `calibrated` (fitted on measurements of this device), `derived` (another
     device's constants, or a measured plateau, carried over) or `default`. `fused_dispatchers` names the deduplicating
     dispatchers whose kernels run on the device. `sustained_ratio` is what the device keeps of single-kernel speed in a
-    run of hours: clocks under the power limit.
+    run of hours: clocks under the power limit. `left_out_errors` has, per kind
+    of model, what was measured over what is predicted on runs that a calibration left out.
     """
 
     name: str
@@ -163,6 +166,7 @@ class Machine:
     assumed: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     provenance: tuple[tuple[str, str], ...] = ()
+    left_out_errors: tuple[tuple[str, Band], ...] = ()
 
     @property
     def scale_up(self) -> Level:

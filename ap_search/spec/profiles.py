@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ap_search.spec.bands import LeftOut, left_out_bands
 from ap_search.spec.presets import locate
 from ap_search.spec.reader import read_mapping, validate
 from ap_search.spec.software import AttentionKernel, Software
@@ -15,7 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Microseconds = Annotated[float, Field(ge=0, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
-_NOT_VALUES = ("name", "description", "recognised_by", "sources")
+_NOT_VALUES = ("name", "description", "recognised_by", "sources", "left_out_errors")
 _CONVERTED = (
     "launch_per_layer_us",
     "launch_per_moe_layer_us",
@@ -147,6 +148,7 @@ class ProfileFile(BaseModel):
         default=0, description="Layers whose saved activations wait in host memory (without pipeline stages)."
     )
     sources: dict[str, str] = Field(default_factory=dict, description="Key of this file -> where its value is from.")
+    left_out_errors: LeftOut = {}
 
     @model_validator(mode="after")
     def _check(self) -> "ProfileFile":
@@ -175,8 +177,12 @@ def load_software(source: str | Path) -> Software:
         When the source is neither a preset nor a file, or the file has faults (all are named at once).
     """
     path = locate("software", source)
-    file = validate(ProfileFile, read_mapping(path), path.name)
-    same = file.model_dump(exclude={"sources", *_CONVERTED})
+    return software_of(validate(ProfileFile, read_mapping(path), path.name), path.name)
+
+
+def software_of(file: ProfileFile, where: str) -> Software:
+    """Convert a checked profile to seconds and bytes; `where` is the origin of values that name no other."""
+    same = file.model_dump(exclude={"sources", "left_out_errors", *_CONVERTED})
     return Software(
         **same,
         launch_per_layer_s=us_to_s(file.launch_per_layer_us),
@@ -185,7 +191,8 @@ def load_software(source: str | Path) -> Software:
         host_per_moe_layer_s=us_to_s(file.host_per_moe_layer_us),
         host_sync_s=us_to_s(file.host_sync_us),
         gradient_bucket_bytes=mib_to_bytes(file.gradient_bucket_mib),
-        sources=_sources(file, path.name),
+        sources=_sources(file, where),
+        left_out_errors=left_out_bands(file.left_out_errors),
     )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ap_search.spec.band import Band
+
 
 class AttentionKernel(StrEnum):
     """How attention is computed: the device's fastest fused kernel, FlashAttention-2, or products around a softmax."""
@@ -23,7 +25,8 @@ class Software:
     `attention_efficiency_ratio` is what its attention kernels reach of those that the machine was fitted on.
     `launch_*_s` are gaps between kernels that every layer adds; `host_*_s` is what the host needs to enqueue a layer's
     forward (its backward: twice), `host_fp8_ratio` times as long where products are cast to fp8: a faster device
-    waits. `gradient_bucket_bytes` is the size of one gradient reduction (0: all at once).
+    waits. `gradient_bucket_bytes` is the size of one gradient reduction (0: all at once). `left_out_errors` has, per
+    kind of model, what was measured over what is predicted on runs that a calibration left out.
     """
 
     name: str
@@ -72,3 +75,4 @@ class Software:
     fragmentation_ratio: float = 0.038
     recognised_by: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    left_out_errors: tuple[tuple[str, Band], ...] = ()

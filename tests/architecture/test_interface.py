@@ -44,14 +44,17 @@ def test_estimate_takes_the_same_flags_and_a_plan() -> None:
     assert "ap-search estimate --model M --devices N --plan P" in GUIDE
 
 
-def test_flags_of_validate_are_the_documented_ones() -> None:
-    """Same flags, same placeholders, in the section on recorded runs."""
-    section = re.search(r"^## Recorded runs: validate\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(
+    ("command", "title"), [("validate", "Recorded runs: validate"), ("calibrate", "Constants of your own: calibrate")]
+)
+def test_flags_of_commands_on_runs_are_the_documented_ones(command: str, title: str) -> None:
+    """Same flags, same placeholders, in the command's section."""
+    section = re.search(rf"^## {title}\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
     assert section
     cells = [row.split(" | ")[0] for row in re.findall(r"^\| (`--.*) \|$", section[1], re.MULTILINE)]
     documented = [found for cell in cells for found in re.findall(r"`(--[a-z-]+)(?: ([^`]+))?`", cell)]
     written = {flag: placeholder or None for flag, placeholder in documented}
-    assert {flag: action.metavar for flag, action in _actions("validate").items()} == written
+    assert {flag: action.metavar for flag, action in _actions(command).items()} == written
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -67,7 +70,7 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_commands_are_the_documented_ones() -> None:
     """Every command has its line in the guide."""
     first = GUIDE.split("## Flags")[0]
-    documented = set(re.findall(r"\b(estimate|validate|[a-z]+(?= \||  +list| +list))\b", first))
+    documented = set(re.findall(r"\b(estimate|validate|calibrate|[a-z]+(?= \||  +list| +list))\b", first))
     assert set(filter(None, cli.ACTIONS)) == documented
 
 
@@ -89,7 +92,19 @@ def test_arguments_of_validate_are_its_flags() -> None:
         first, *others = inspect.signature(function).parameters
         assert first in ("files", "log")
         assert set(others) - {"progress"} == {*names, "software"}
-    assert {"runs", *cli.NOT_ARGUMENTS, *cli.FILE_FLAGS, "megatron_log", "software"}.isdisjoint(cli.RUN_CHOICES)
+    assert {"runs", *cli.NOT_ARGUMENTS, *cli_flags.FILE_FLAGS, "megatron_log", "software"}.isdisjoint(cli.RUN_CHOICES)
+
+
+def test_arguments_of_calibrate_are_its_flags() -> None:
+    """As for `validate`; `fit` says in Python what the two files to write say on the command line."""
+    more = {"software", "fit", "date", "progress"}
+    for function, first, names in (
+        (api.calibrate, "files", {*cli.RUN_CHOICES, "cluster", "leave_out"}),
+        (api.calibrate_log, "log", set(cli.LOG_FACTS)),
+    ):
+        argument, *others = inspect.signature(function).parameters
+        assert argument == first
+        assert set(others) == names | more
 
 
 def test_axes_and_knobs_are_the_documented_ones() -> None:

@@ -66,7 +66,7 @@ def test_profiles_load_and_name_their_sources(name: str) -> None:
     """Every value of a software profile has its origin, and no value is left to a default unseen."""
     content = _written("software", name)
     assert not _without_source(content, {"name", "description", "recognised_by", "sources"})
-    assert set(content) | {"recognised_by"} == set(ProfileFile.model_fields)
+    assert set(content) | {"recognised_by", "left_out_errors"} == set(ProfileFile.model_fields)
     assert load_software(name).name == name
 
 

@@ -1,4 +1,6 @@
-"""Rewrite the committed errors and the tables of docs/fidelity.md: `python -m tests.regression.update_fidelity`.
+"""Rewrite the committed errors, the bands of errors that answers show, and the tables of docs/fidelity.md.
+
+`python -m tests.regression.update_fidelity`
 
 Files of runs that are named besides, `update_fidelity more-runs.jsonl`, get tables of their own on the page.
 """
@@ -9,7 +11,9 @@ from datetime import date
 from pathlib import Path
 
 from ap_search import validate
+from ap_search.fidelity.bands import bands_of
 from ap_search.report.validation_markdown import markdown_tables
+from tests.regression import bands
 from tests.regression.fidelity import FILE, changes, recorded, snapshot, written
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fidelity.md"
@@ -25,6 +29,7 @@ def main(files: Sequence[str]) -> int:
         print(f"{'worse' if worse else 'better'}  {line}")
     FILE.write_text(written(now), encoding="utf-8")
     today = date.today().isoformat()
+    bands.FILE.write_text(bands.written(bands_of(own), today), encoding="utf-8")
     parts = ["### The sets that ship\n\n" + markdown_tables(own, date=today, command="ap-search validate")]
     for name in files:
         result = validate([name], quality="A,B")

@@ -9,7 +9,9 @@ import pytest
 
 import ap_search
 from ap_search import __version__
-from ap_search.cli import CHOICES, main
+from ap_search.calibration.calibrate import LEAVE_OUT
+from ap_search.cli import main
+from ap_search.cli_flags import CHOICES
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.select import ONLY
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
@@ -246,7 +248,9 @@ def test_a_flag_without_its_value(refused):
 
 def test_an_unknown_command_names_the_nearest(refused):
     (line,) = refused("estmate", *JOB)
-    assert line.startswith("'estmate': unknown command, did you mean estimate? (legal: estimate, validate, models, ")
+    assert line.startswith(
+        "'estmate': unknown command, did you mean estimate? (legal: estimate, validate, calibrate, models, "
+    )
 
 
 def test_faults_of_the_input_are_one_line_each(api, capsys):
@@ -313,7 +317,7 @@ def test_help_teaches_axes_values_defaults_and_codes(capsys):
     assert max(map(len, text.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("command", ["estimate", "models", "clusters", "software"])
+@pytest.mark.parametrize("command", ["estimate", "calibrate", "models", "clusters", "software"])
 def test_every_command_has_help(capsys, command):
     assert main([command, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: ap-search {command} [flags]")
@@ -321,7 +325,7 @@ def test_every_command_has_help(capsys, command):
 
 def test_choices_are_those_of_the_job():
     legal = {"precision": tuple(Precision), "placement": tuple(PlacementPolicy), "target": tuple(Target), "only": ONLY}
-    assert legal == CHOICES
+    assert legal | {"leave_out": LEAVE_OUT} == CHOICES
 
 
 def test_colours_need_a_terminal_and_respect_no_color(api, capsys, monkeypatch):

@@ -8,7 +8,7 @@ from ap_search.spec.profiles import ProfileFile, load_software
 from ap_search.spec.reader import read_mapping
 
 # Words, not values with an origin.
-NOT_VALUES = ("name", "description", "recognised_by", "sources")
+NOT_VALUES = ("name", "description", "recognised_by", "sources", "left_out_errors")
 
 
 def write(folder: Path, text: str) -> Path:

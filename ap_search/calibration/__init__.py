@@ -1,0 +1,1 @@
+"""Calibration: the few constants that recorded runs identify, fitted, judged on groups left out, written down."""
