@@ -26,7 +26,7 @@ from ap_search.search.domains import search_domains
 from ap_search.search.engine import Progress, run_search
 from ap_search.search.explain import explain_empty
 from ap_search.search.explanation import explain_plan
-from ap_search.search.layouts import LayoutMaker
+from ap_search.search.layouts import layout_maker
 from ap_search.search.levers import price_judged
 from ap_search.search.rules import violations
 from ap_search.setting import Chosen, Setting, load_setting, model_summary
@@ -277,14 +277,12 @@ def estimate(
 def _price_named(setting: Setting, name: str) -> PricedPlan:
     """Price the plan that a text names, with every rule that it breaks."""
     job, model = setting.cost.job, setting.cost.model
-    maker = LayoutMaker(model, job.seq_len)
     plan = parse_plan(
         name,
         devices=job.devices,
         global_batch=job.global_batch,
-        default_layout=maker.balanced,
+        default_layout=layout_maker(setting.cost),
         model=model,
-        even=not setting.cost.software.fills_stages,
     )
     _keep_to(plan, setting.chosen)
     given = names_layout(name) or setting.cost.software.fills_stages

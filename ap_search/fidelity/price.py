@@ -193,14 +193,14 @@ def _judged(run: Run, place: int, forced: Software | None, makers: Makers) -> Re
             capacity_factor=run.capacity_factor,
             pad_to_capacity=run.capacity_factor is not None or None,
         )
-        maker = makers.setdefault((run.model, run.seq_len), LayoutMaker(run.model, run.seq_len))
+        key = (run.model, run.seq_len, software.fills_stages)
+        maker = makers.setdefault(key, LayoutMaker(run.model, run.seq_len, even=not software.fills_stages))
         plan = parse_plan(
             run.plan,
             devices=run.devices,
             global_batch=run.global_batch,
-            default_layout=maker.balanced,
+            default_layout=maker,
             model=run.model,
-            even=not software.fills_stages,
         )
     except SpecError as error:
         return _refused(run, "; ".join(str(fault) for fault in error.faults))

@@ -229,6 +229,6 @@ def _memory(log: MegatronLog, run: Run) -> tuple[MemoryReading, ...]:
     """Peaks of the log by the stages of the plan."""
     maker = LayoutMaker(run.model, run.seq_len)
     plan = parse_plan(
-        run.plan, devices=run.devices, global_batch=run.global_batch, default_layout=maker.balanced, model=run.model
+        run.plan, devices=run.devices, global_batch=run.global_batch, default_layout=maker, model=run.model
     )
     return log_memory(log, devices=run.devices, pp=plan.pp)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 from ap_search.errors import Fault, SpecError
-from ap_search.plan.layout import even_layout, layout_text, padded_layout, parse_layout
+from ap_search.plan.layout import layout_text, padded_layout, parse_layout
 from ap_search.plan.plan import Dispatcher, Layout, Plan, Recompute, Schedule, Sharding
 from ap_search.spec.blocks import Model
 
@@ -236,13 +236,7 @@ def _default_schedule(vpp: int) -> Schedule:
 
 
 def parse_plan(
-    text: str,
-    *,
-    devices: int,
-    global_batch: int,
-    default_layout: Callable[[int, int], Layout],
-    model: Model,
-    even: bool = True,
+    text: str, *, devices: int, global_batch: int, default_layout: Callable[[int, int], Layout | None], model: Model
 ) -> Plan:
     """Read a plan from `axis=value,...` or from its short name.
 
@@ -253,11 +247,9 @@ def parse_plan(
     devices, global_batch : int
         Devices of the job, and sequences per step.
     default_layout : callable
-        Gives the layout of (pp, vpp) where the layers do not divide and no `stage_layers` is given.
+        Gives the layout of (pp, vpp), no more virtual stages than layers, where no `stage_layers` is given.
     model : Model
         Its layer counts.
-    even : bool
-        Whether layers that divide by the stages are spread evenly; else `default_layout` places them too.
 
     Returns
     -------
@@ -282,7 +274,7 @@ def parse_plan(
     faults: list[Fault] = []
     pairs = _assignments(text, faults) if "=" in text else _name_tokens(text, faults)
     values = _read_values(pairs, faults)
-    layout = _read_layout(dict(pairs), values, faults, default_layout=default_layout, model=model, even=even)
+    layout = _read_layout(dict(pairs), values, faults, default_layout=default_layout, model=model)
     if faults or layout is None:
         raise SpecError.of(faults)
     return _complete(values, layout, devices=devices, global_batch=global_batch)
@@ -365,9 +357,8 @@ def _read_layout(
     values: dict[str, int],
     faults: list[Fault],
     *,
-    default_layout: Callable[[int, int], Layout],
+    default_layout: Callable[[int, int], Layout | None],
     model: Model,
-    even: bool,
 ) -> Layout | None:
     """Read or derive the layout; None, with a fault, where it or the stages it needs cannot be read."""
     if any(key in texts and key not in values for key in ("pp", "vpp")):
@@ -379,7 +370,7 @@ def _read_layout(
     if "stage_layers" not in texts:
         if pp * vpp > model.num_layers:
             return padded_layout(model.num_layers, pp, vpp)
-        return (even_layout(model.num_layers, pp, vpp) if even else None) or default_layout(pp, vpp)
+        return default_layout(pp, vpp)
     numbers = {"num_layers": model.num_layers, "mtp_layers": model.mtp_layers, "pp": pp, "vpp": vpp}
     try:
         return parse_layout(texts["stage_layers"], **numbers, path="--plan stage_layers")

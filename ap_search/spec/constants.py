@@ -75,6 +75,7 @@ CONSTANTS: tuple[Constant, ...] = (
         spread_ratio=0.3,
         level=True,
     ),
+    Constant(name="sustained", home=Home.CLUSTER, keys=("sustained_ratio",), spread_ratio=0.15),
     Constant(name="gemm", home=Home.CLUSTER, keys=("gemm.efficiency_ratio",), spread_ratio=0.15),
     Constant(name="gemm_fp8", home=Home.CLUSTER, keys=("gemm_fp8.efficiency_ratio",), spread_ratio=0.15),
     Constant(
@@ -127,6 +128,12 @@ CONSTANTS: tuple[Constant, ...] = (
         spread_ratio=0.3,
         level=True,
     ),
+    Constant(
+        name="attention_efficiency",
+        home=Home.SOFTWARE,
+        keys=("attention_efficiency_ratio",),
+        spread_ratio=0.25,
+    ),
     Constant(name="memory_efficiency", home=Home.SOFTWARE, keys=("hbm_efficiency_ratio",), spread_ratio=0.2),
     Constant(
         name="launch_per_layer",
@@ -139,6 +146,21 @@ CONSTANTS: tuple[Constant, ...] = (
         name="launch_per_moe_layer",
         home=Home.SOFTWARE,
         keys=("launch_per_moe_layer_us", "host_sync_us"),
+        effect=Effect.TIME,
+        spread_ratio=1.0,
+        moe_only=True,
+    ),
+    Constant(
+        name="host_per_layer",
+        home=Home.SOFTWARE,
+        keys=("host_per_layer_us",),
+        effect=Effect.TIME,
+        spread_ratio=1.0,
+    ),
+    Constant(
+        name="host_per_moe_layer",
+        home=Home.SOFTWARE,
+        keys=("host_per_moe_layer_us",),
         effect=Effect.TIME,
         spread_ratio=1.0,
         moe_only=True,

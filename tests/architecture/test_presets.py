@@ -63,16 +63,20 @@ def test_clusters_load_and_name_their_sources(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES["software"])
 def test_profiles_load_and_name_their_sources(name: str) -> None:
-    """Every value of a software profile has its origin, and no value is left to a default unseen."""
+    """Every value of a software profile has its origin; a profile states what it has otherwise than `default`."""
     content = _written("software", name)
     assert not _without_source(content, {"name", "description", "recognised_by", "sources"})
-    assert set(content) | {"recognised_by", "left_out_errors"} == set(ProfileFile.model_fields)
     assert load_software(name).name == name
+    if name != "default":
+        default = _written("software", "default")
+        values = {key for key in content if key not in {"name", "description", "recognised_by", "sources"}}
+        assert not {key for key in values if content[key] == default[key] and name != "no-overlap"}
 
 
 def test_the_default_profile_is_what_absent_keys_mean() -> None:
-    """A key left out of a profile has the value of the preset `default`."""
+    """A key left out of a profile has the value of the preset `default`, which states every key."""
     content = _written("software", "default")
+    assert set(content) | {"recognised_by", "left_out_errors"} == set(ProfileFile.model_fields)
     defaults = {key: field.default for key, field in ProfileFile.model_fields.items() if key in content}
     for key in ("name", "description", "sources"):
         defaults.pop(key)

@@ -62,8 +62,12 @@ def test_shared_experts_are_a_feed_forward_of_their_width() -> None:
 
 
 def test_attention() -> None:
-    """Fused QKV (16 + 2 x 8 heads of 64) and output; 16 x T^2/2 x 128 multiply-adds; rotation moves q and k twice."""
-    core = 2 * 16 * T * T / 2 * 128 / 1e15
+    """Fused QKV (16 + 2 x 8 heads of 64) and output; 16 x T^2/2 x 128 multiply-adds; rotation moves q and k twice.
+
+    Heads of 64 reach 64/(64 + 54.5) of what heads of 128 reach by 128/(128 + 54.5).
+    """
+    narrow = (64 / 118.5) / (128 / 182.5)
+    core = 2 * 16 * T * T / 2 * 128 / 1e15 / narrow
     rotate = 4 * T * 24 * 64 / 1e12
     forward = gemm(T, 2048, H) + gemm(T, H, 1024) + core + rotate
     backward = both_gradients(T, 2048, H) + both_gradients(T, H, 1024) + 2.5 * core + rotate

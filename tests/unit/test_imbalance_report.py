@@ -76,12 +76,18 @@ def test_eplb_wins_nothing_back_where_it_is_worse() -> None:
 
 
 def test_search_and_estimate_say_what_imbalance_costs(tmp_path: Path) -> None:
-    """The toy model on 8 devices, half of the tokens on one of 8 experts, counted on 8 source ranks."""
+    """The toy model on 8 devices, half of the tokens on one of 8 experts, counted on 8 source ranks.
+
+    Its layers are so small that the host sets their pace; here it costs nothing.
+    """
+    instant = tmp_path / "instant.yaml"
+    instant.write_text("name: instant\nhost_per_layer_us: 0.0\nhost_per_moe_layer_us: 0.0\n")
     counts = np.full((8, 8), 1.0)
     counts[:, 0] = 7.0
     path = tmp_path / "load.json"
     path.write_text(json.dumps({"source_expert_loads": counts.tolist()}))
     asked = {"model": "toy-moe", "devices": 8, "load": path, "global_batch": 64, "seq_len": 512}
+    asked |= {"software": instant}
     (plan,) = estimate(plan="ep=8", **asked).plans
     assert plan.imbalance is not None
     assert plan.imbalance.worst_rank_ratio_max == pytest.approx(4.0)

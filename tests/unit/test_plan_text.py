@@ -3,7 +3,7 @@
 import pytest
 
 from ap_search.errors import SpecError
-from ap_search.plan.layout import balanced_layout, layout_of, padded_layout
+from ap_search.plan.layout import balanced_layout, even_layout, layout_of, padded_layout
 from ap_search.plan.plan import Dispatcher, Layout, Plan, Recompute, Schedule, Sharding
 from ap_search.plan.text import (
     AXES,
@@ -131,11 +131,6 @@ def test_more_stages_than_layers_can_be_priced() -> None:
     assert read("pp=16,vpp=4").layout.chunk_layers[-3:] == (0, 0, 0)
 
 
-def test_layers_that_divide_need_no_default_layout() -> None:
-    plan = parse_plan("pp=8", devices=8, global_batch=8, default_layout=balance, model=MODEL_64)
-    assert plan.layout == layout_of((8,) * 8, pp=8, vpp=1)
-
-
 def test_megatron_layout_strings_are_taken() -> None:
     assert read("pp=16,stage_layers=Et*4|(t*4|)*14tmL").layout == layout_of((4,) * 15 + (1,), pp=16, vpp=1)
 
@@ -164,7 +159,13 @@ def test_names_hold_what_differs(text: str, name: str) -> None:
 
 def test_the_interleaved_name_of_the_guide() -> None:
     """64 layers on 8*2 divide; dp = 256/(2*8) = 16."""
-    plan = parse_plan("tp=2,pp=8,vpp=2,ep=8", devices=256, global_batch=256, default_layout=balance, model=MODEL_64)
+    plan = parse_plan(
+        "tp=2,pp=8,vpp=2,ep=8",
+        devices=256,
+        global_batch=256,
+        default_layout=lambda pp, vpp: even_layout(64, pp, vpp),
+        model=MODEL_64,
+    )
     assert plan_name(plan) == "tp2-pp8-vpp2-dp16-ep8-mbs1-zero1-alltoall"
 
 

@@ -62,11 +62,10 @@ def test_absent_values_are_assumed_and_named():
         "zero",
         "sequence_parallel",
         "cp",
-        "micro_batch",
-        "recompute",
         "etp",
         "dispatcher",
     }
+    assert run.unknown == ("mbs", "recompute", "vpp")
     assert "dispatcher: not stated, alltoall" in run.assumed
 
 
@@ -141,11 +140,12 @@ def test_modules_of_recomputation_are_those_of_a_plan():
     ("axes", "meant"),
     [
         ({"zero": 0}, "none"),
-        ({"zero": 2}, "zero2"),
+        ({"zero": 2}, "zero1"),
+        ({"zero": 2, "pp": 1}, "zero2"),
         ({"zero": 3, "fsdp": 64}, "zero3"),
         ({"zero": "optim_grads_params (Megatron-FSDP)"}, "zero3"),
         ({"zero": None, "fsdp": "fully_shard (FSDP2)"}, "zero3"),
-        ({"zero": "optim_grads"}, "zero2"),
+        ({"zero": "optim_grads", "pp": 1}, "zero2"),
         ({"zero": "optim"}, "zero1"),
     ],
 )
