@@ -1,0 +1,169 @@
+"""Tensor parallelism: products cut by columns or rows, with sequence parallelism or without, and split cross-entropy."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ap_search.runtime.collectives import all_reduce, gather_even, scatter_even, wide_dtype
+
+TP = "tp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorGroup:
+    """A tensor-parallel group as this rank sees it; `process` is None for a rank alone."""
+
+    process: ProcessGroup | None = None
+    rank: int = 0
+    size: int = 1
+    sequence_parallel: bool = False
+
+
+ALONE = TensorGroup()
+
+
+def _gathered(x: Tensor, tensor: TensorGroup) -> Tensor:
+    """All tokens, where each rank holds a part of them."""
+    return gather_even(x, tensor.process, TP) if tensor.process and tensor.sequence_parallel else x
+
+
+def _reduced(x: Tensor, tensor: TensorGroup) -> Tensor:
+    """Sum over the group: this rank's tokens of it under sequence parallelism, else all."""
+    if tensor.process is None:
+        return x
+    if tensor.sequence_parallel:
+        return scatter_even(x, tensor.process, TP)
+    total = x.clone()
+    all_reduce(total, tensor.process, TP)
+    return total
+
+
+class _Columns(torch.autograd.Function):
+    """Products of one input with matrices cut by columns: saves the local input, and gathers it again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, x: Tensor, *weights: Tensor) -> Any:
+        ctx.tensor = tensor
+        ctx.save_for_backward(x, *weights)
+        whole = _gathered(x, tensor)
+        return tuple(F.linear(whole, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, *weights = ctx.saved_tensors
+        rows = _gathered(x, ctx.tensor).flatten(0, -2)
+        of_weights = [grad.flatten(0, -2).t() @ rows for grad in grads]
+        of_x = grads[0] @ weights[0]
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            of_x = of_x + grad @ weight
+        return None, _reduced(of_x, ctx.tensor), *of_weights
+
+
+class _Reduce(torch.autograd.Function):
+    """Sum of partial products over the group; the backward gathers, or hands on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: Any) -> Tensor:
+        ctx.tensor = tensor
+        return _reduced(x, tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _gathered(grads[0], ctx.tensor), None
+
+
+def column_products(x: Tensor, weights: tuple[Tensor, ...], tensor: TensorGroup) -> tuple[Tensor, ...]:
+    """Multiply the tokens with matrices that are cut by columns.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (seq, batch, hidden): under sequence parallelism this rank's part of the sequence.
+    weights : tuple of Tensor
+        Shape (columns / tp, hidden) each.
+    tensor : TensorGroup
+        The group, and whether the sequence is split over it.
+
+    Returns
+    -------
+    tuple of Tensor
+        Shape (whole seq, batch, columns / tp) each.
+    """
+    return cast(tuple[Tensor, ...], _Columns.apply(tensor, x, *weights))  # type: ignore[no-untyped-call]
+
+
+def row_product(x: Tensor, weight: Tensor, tensor: TensorGroup) -> Tensor:
+    """Multiply with a matrix that is cut by rows, and sum over the group.
+
+    Parameters
+    ----------
+    x : Tensor
+        Shape (whole seq, batch, columns / tp).
+    weight : Tensor
+        Shape (hidden, columns / tp).
+    tensor : TensorGroup
+        The group, and whether the sequence is split over it.
+
+    Returns
+    -------
+    Tensor
+        Shape (seq, batch, hidden), this rank's part under sequence parallelism.
+    """
+    return reduce_partial(F.linear(x, weight), tensor)
+
+
+def reduce_partial(x: Tensor, tensor: TensorGroup) -> Tensor:
+    """Sum partial results over the group, differentiably; under sequence parallelism each rank keeps its part."""
+    return x if tensor.process is None else cast(Tensor, _Reduce.apply(x, tensor))  # type: ignore[no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Loss per token from logits whose vocabulary is split over the group; saves the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, tensor: Any) -> Tensor:
+        wide = logits.to(wide_dtype(logits.dtype))
+        top = wide.amax(-1)
+        all_reduce(top, tensor.process, TP, dist.ReduceOp.MAX)
+        exponents = (wide - top.unsqueeze(-1)).exp()
+        total = exponents.sum(-1)
+        all_reduce(total, tensor.process, TP)
+        local = labels - tensor.rank * logits.shape[-1]
+        here = (local >= 0) & (local < logits.shape[-1])
+        place = local.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
+        target = (wide.gather(-1, place).squeeze(-1) - top) * here
+        all_reduce(target, tensor.process, TP)
+        ctx.save_for_backward(exponents / total.unsqueeze(-1), place, here)
+        ctx.dtype = logits.dtype
+        return total.log() - target
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        softmax, place, here = ctx.saved_tensors
+        of_logits = softmax.scatter_add(-1, place, -here.to(softmax.dtype).unsqueeze(-1))
+        return (of_logits * grads[0].unsqueeze(-1)).to(ctx.dtype), None, None
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, tensor: TensorGroup) -> Tensor:
+    """Negative log-likelihood of each token.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Shape (..., vocabulary / tp).
+    labels : Tensor
+        Shape (...), int64.
+    tensor : TensorGroup
+        The group that splits the vocabulary.
+
+    Returns
+    -------
+    Tensor
+        Shape (...), at least float32, the same on each rank of the group.
+    """
+    return cast(Tensor, _CrossEntropy.apply(logits, labels, tensor))  # type: ignore[no-untyped-call]
