@@ -44,9 +44,20 @@ class DispatchContext:
     """What combine needs of its dispatch: index tensors and sizes, nothing of the dispatcher, the style or the module.
 
     It lives as long as the call that made it: combine receives it as an argument, and nobody keeps it.
+
+    Attributes
+    ----------
+    tokens : int
+        Tokens that this rank holds.
+    copies : tuple of int
+        Copies that this rank sends to each expert, itself included, after dropping and padding.
+    destinations : tuple of int
+        Distinct tokens that it sends to each rank of the group; empty where copies travel one by one.
     """
 
     tokens: int
+    copies: tuple[int, ...]
+    destinations: tuple[int, ...] = ()
 
 
 class Dispatcher(Protocol):

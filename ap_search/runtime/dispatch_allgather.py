@@ -45,7 +45,8 @@ class AllgatherDispatcher:
             weights=take_rows(every_weight.flatten(), flat, (len(flat),)),
             counts=counts,
         )
-        return inputs, AllgatherContext(tokens=len(x), token=token, sizes=counts)
+        copies = tuple(routed.sum(0, dtype=torch.int64).tolist())
+        return inputs, AllgatherContext(tokens=len(x), copies=copies, token=token, sizes=counts)
 
     def combine(self, outputs: Tensor, context: DispatchContext) -> Tensor:
         """Sum this rank's outputs per gathered token, then over ranks; each rank keeps its own tokens."""

@@ -25,7 +25,6 @@ class AlltoallContext(DispatchContext):
     rank_token: Tensor
     rank_sizes: tuple[int, ...]
     copy_place: Tensor
-    copy_sizes: tuple[int, ...]
     send: tuple[int, ...]
     receive: tuple[int, ...]
     gathered: tuple[int, ...]
@@ -51,7 +50,7 @@ class AlltoallDispatcher:
         gathered = tuple(incoming.sum((0, 2)).tolist())
         arrival, homeward = _orders(incoming)
         context = AlltoallContext(
-            tokens=len(x), rank_token=rank_token, rank_sizes=rank_sizes, copy_place=copy_place, copy_sizes=copy_sizes,
+            tokens=len(x), rank_token=rank_token, rank_sizes=rank_sizes, copy_place=copy_place, copies=copy_sizes,
             send=send, receive=receive, gathered=gathered, homeward=homeward,
         )  # fmt: skip
         moved = [self._outward(values, context).index_select(0, arrival) for values in (rows, row_weights)]
@@ -69,7 +68,7 @@ class AlltoallDispatcher:
             )
             rows = summed.to(outputs.dtype)
         rows = all_to_all(rows, send=context.receive, receive=context.send, group=groups.ep, label=COMBINE)
-        parts = sum_rows(rows, context.copy_place, context.copy_sizes, len(context.rank_token))
+        parts = sum_rows(rows, context.copy_place, context.copies, len(context.rank_token))
         return sum_rows(parts, context.rank_token, context.rank_sizes, context.tokens)
 
     def _outward(self, values: Tensor, context: AlltoallContext) -> Tensor:

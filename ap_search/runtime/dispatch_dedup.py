@@ -21,7 +21,6 @@ class DedupContext(DispatchContext):
     """Splits of the exchange, which token each sent row is of, and which received row each expert row is of."""
 
     sent_token: Tensor
-    send: tuple[int, ...]
     receive: tuple[int, ...]
     source: Tensor
     row: Tensor
@@ -53,9 +52,11 @@ class DedupDispatcher:
             weights=take_rows(row_weights.flatten(), flat, (len(flat),)),
             counts=counts,
         )
+        copies = torch.bincount(chosen[kept], minlength=self.setup.num_experts)
         context = DedupContext(
-            tokens=len(x), sent_token=token, send=send, receive=receive, source=source, row=row, sizes=counts
-        )
+            tokens=len(x), copies=tuple(copies.tolist()), destinations=send,
+            sent_token=token, receive=receive, source=source, row=row, sizes=counts,
+        )  # fmt: skip
         return inputs, context
 
     def combine(self, outputs: Tensor, context: DispatchContext) -> Tensor:
@@ -63,9 +64,9 @@ class DedupDispatcher:
         assert isinstance(context, DedupContext)
         parts = sum_rows(outputs, context.row, context.sizes, sum(context.receive))
         home = all_to_all(
-            parts, send=context.receive, receive=context.send, group=self.setup.groups.both, label=COMBINE
+            parts, send=context.receive, receive=context.destinations, group=self.setup.groups.both, label=COMBINE
         )
-        return sum_rows(home, context.sent_token, context.send, context.tokens)
+        return sum_rows(home, context.sent_token, context.destinations, context.tokens)
 
     def _destinations(self, named: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """List the tokens that go to each rank, rank by rank, and how many they are."""

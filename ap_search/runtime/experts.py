@@ -1,5 +1,7 @@
 """Routed experts: one stacked parameter per matrix, and a dispatcher that brings tokens to them."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,14 @@ from ap_search.runtime.dispatch import Dispatcher, DispatcherSetup, ExpertInputs
 from ap_search.runtime.dispatch_alltoall import AlltoallDispatcher
 from ap_search.runtime.functions import activation
 from ap_search.spec.blocks import MoeFfn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord:
+    """What one rank sent in one dispatch: copies to each expert, and distinct tokens to each rank (deduplicating)."""
+
+    copies: tuple[int, ...]
+    tokens_per_rank: tuple[int, ...]
 
 
 class GroupedExperts(CutModule):
@@ -25,6 +35,7 @@ class GroupedExperts(CutModule):
         super().__init__()
         self.setup = setup
         self.dispatcher: Dispatcher = AlltoallDispatcher(setup=setup)
+        self.routing: list[RoutingRecord] = []
         experts, inner = moe.num_experts, moe.expert_width
         self.add("w1", (experts, inner, width), dtype, Kind.EXPERT)
         self.add("w2", (experts, width, inner), dtype, Kind.EXPERT)
@@ -34,6 +45,7 @@ class GroupedExperts(CutModule):
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Apply to rows of shape (tokens, in) the experts in `chosen`, shape (tokens, top_k), and sum per token."""
         inputs, context = self.dispatcher.dispatch(x, chosen, weights)
+        self.routing.append(RoutingRecord(copies=context.copies, tokens_per_rank=context.destinations))
         return self.dispatcher.combine(self.compute(inputs), context)
 
     def compute(self, inputs: ExpertInputs) -> Tensor:

@@ -47,3 +47,23 @@ class RunSettings:
     def router_dtype(self) -> DtypeName:
         """Type in which the router computes: at least float32."""
         return "float64" if self.dtype == "float64" else "float32"
+
+
+def state_widths(settings: RunSettings, *, gathered: bool) -> tuple[int, int, int, int]:
+    """Bytes per parameter that the runtime keeps, before sharding.
+
+    Parameters
+    ----------
+    settings : RunSettings
+        Its type of weights.
+    gathered : bool
+        Whether FSDP gathers the weights (ZeRO-3 and HSDP): its shards are the master weights.
+
+    Returns
+    -------
+    tuple of int
+        Of weights, gradients, master weights, and both moments together.
+    """
+    wide = 8 if settings.dtype == "float64" else 4
+    narrow = settings.dtype == "bfloat16" and not gathered
+    return 2 if narrow else wide, wide, wide if narrow else 0, 2 * wide

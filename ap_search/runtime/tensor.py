@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from ap_search.runtime.collectives import all_reduce, gather_even, scatter_even, wide_dtype
 
-TP = "tp"
+TP, LOSS = "tp", "loss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +129,15 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, tensor: Any) -> Tensor:
         wide = logits.to(wide_dtype(logits.dtype))
         top = wide.amax(-1)
-        all_reduce(top, tensor.process, TP, dist.ReduceOp.MAX)
+        all_reduce(top, tensor.process, LOSS, dist.ReduceOp.MAX)
         exponents = (wide - top.unsqueeze(-1)).exp()
         total = exponents.sum(-1)
-        all_reduce(total, tensor.process, TP)
+        all_reduce(total, tensor.process, LOSS)
         local = labels - tensor.rank * logits.shape[-1]
         here = (local >= 0) & (local < logits.shape[-1])
         place = local.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
         target = (wide.gather(-1, place).squeeze(-1) - top) * here
-        all_reduce(target, tensor.process, TP)
+        all_reduce(target, tensor.process, LOSS)
         ctx.save_for_backward(exponents / total.unsqueeze(-1), place, here)
         ctx.dtype = logits.dtype
         return total.log() - target
