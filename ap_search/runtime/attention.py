@@ -42,5 +42,5 @@ class SelfAttention(CutModule):
             query = rms_norm(query, self.get_parameter("query_norm_weight"))
             key = rms_norm(key, self.get_parameter("key_norm_weight"))
         heads = [one.permute(1, 2, 0, 3) for one in (rotate(query), rotate(key), value)]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True, enable_gqa=True)
         return row_product(mixed.permute(2, 0, 1, 3).flatten(-2), self.get_parameter("output"), self.tensor)

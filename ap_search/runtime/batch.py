@@ -12,7 +12,7 @@ from ap_search.runtime.settings import RunSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Token numbers of shape (micro-batches, dp, mbs, seq + 1): inputs are all but the last, labels all but the first."""
+    """Tokens of shape (micro-batches, dp, mbs, seq + 1): inputs are all but the last, labels all but the first."""
 
     tokens: Tensor
 

@@ -1,4 +1,4 @@
-"""Which copies of tokens are sent: all, or the heaviest up to an expert's capacity, padded to it where that is asked."""
+"""Which copies of tokens are sent: all, or the heaviest up to an expert's capacity, padded to it where asked."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ def kept_copies(chosen: Tensor, weights: Tensor, *, num_experts: int, capacity: 
     given = torch.full((chosen.shape[0], num_experts), -torch.inf, dtype=weights.dtype, device=weights.device)
     given.scatter_(1, chosen, weights.detach())
     order = given.argsort(dim=0, descending=True, stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)[:, None].expand_as(order))
+    place = order.argsort(dim=0)
     return place.gather(1, chosen) < slots
 
 

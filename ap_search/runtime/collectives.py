@@ -10,6 +10,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 _LABELS: list[str] = []
+# Named so from PyTorch 2.13 on, which warns about the older names.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Call a differentiable function; PyTorch gives its `apply` no types."""
+    return function.apply(*arguments)
 
 
 @contextmanager
@@ -54,7 +62,7 @@ def gather_even(rows: Tensor, group: ProcessGroup, label: str) -> Tensor:
     """Concatenate the equally many rows of each rank, without autograd."""
     gathered = rows.new_empty((rows.shape[0] * size_of(group), *rows.shape[1:]))
     with labelled(label):
-        dist.all_gather_into_tensor(gathered, rows.contiguous(), group=group)
+        _ALL_GATHER(gathered, rows.contiguous(), group=group)
     return gathered
 
 
@@ -62,7 +70,7 @@ def scatter_even(rows: Tensor, group: ProcessGroup, label: str) -> Tensor:
     """Sum over ranks and keep this rank's equal share of the rows, without autograd."""
     kept = rows.new_empty((rows.shape[0] // size_of(group), *rows.shape[1:]))
     with labelled(label):
-        dist.reduce_scatter_tensor(kept, rows.contiguous(), group=group)
+        _REDUCE_SCATTER(kept, rows.contiguous(), group=group)
     return kept
 
 
@@ -144,7 +152,7 @@ def all_to_all(
     """
     if group is None:
         return rows
-    return cast(Tensor, _AllToAll.apply(rows, tuple(send), tuple(receive), group, label))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_AllToAll, rows, tuple(send), tuple(receive), group, label))
 
 
 def gather_rows(rows: Tensor, *, sizes: Sequence[int], group: ProcessGroup | None, label: str) -> Tensor:
@@ -168,7 +176,7 @@ def gather_rows(rows: Tensor, *, sizes: Sequence[int], group: ProcessGroup | Non
     """
     if group is None:
         return rows
-    return cast(Tensor, _GatherRows.apply(rows, tuple(sizes), group, label))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_GatherRows, rows, tuple(sizes), group, label))
 
 
 def scatter_rows(rows: Tensor, *, sizes: Sequence[int], group: ProcessGroup | None, label: str) -> Tensor:
@@ -192,10 +200,12 @@ def scatter_rows(rows: Tensor, *, sizes: Sequence[int], group: ProcessGroup | No
     """
     if group is None:
         return rows
-    return cast(Tensor, _ScatterRows.apply(rows, tuple(sizes), group, label))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_ScatterRows, rows, tuple(sizes), group, label))
 
 
-def all_reduce(values: Tensor, group: ProcessGroup | None, label: str, op: dist.ReduceOp.RedOpType | None = None) -> None:
+def all_reduce(
+    values: Tensor, group: ProcessGroup | None, label: str, op: dist.ReduceOp.RedOpType | None = None
+) -> None:
     """Sum (or reduce otherwise) over a group in place, without autograd."""
     if group is not None:
         with labelled(label):

@@ -100,7 +100,8 @@ def draw(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     if len(shape) > 1:
-        return values / shape[-1] ** 0.5
+        scaled: Tensor = values / shape[-1] ** 0.5
+        return scaled
     return values * 0.1 + (1.0 if name.endswith("weight") else 0.0)
 
 

@@ -40,11 +40,10 @@ class DedupDispatcher:
         named = chosen.masked_fill(~kept, NO_EXPERT)
         token, send = self._destinations(named)
         receive = self._counts(send, token.device)
-        outward = {"send": send, "receive": receive, "group": both, "label": DISPATCH}
-        rows = all_to_all(take_rows(x, token, send), **outward)
-        row_weights = all_to_all(take_rows(weights, token, send), **outward)
-        names = all_to_all(named[token], **outward)
-        source = all_to_all(token.int(), **outward)
+        rows, row_weights, names, source = (
+            all_to_all(values, send=send, receive=receive, group=both, label=DISPATCH)
+            for values in (take_rows(x, token, send), take_rows(weights, token, send), named[token], token.int())
+        )
         row, slot, counts = self._local(names)
         flat = row * names.shape[1] + slot
         inputs = ExpertInputs(

@@ -7,14 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-
 from ap_search.plan.plan import Plan, Sharding
 from ap_search.runtime.batch import Batch
 from ap_search.runtime.cuts import Cut, initialise, named_cuts
 from ap_search.runtime.experts import GroupedExperts, RoutingRecord
 from ap_search.runtime.meshes import Meshes
 from ap_search.runtime.moe import MoE
-from ap_search.runtime.pipeline import Flights, ReportingStage, StageShape, build_stages, run_alone, run_pipeline
+from ap_search.runtime.pipeline import Flights, Pipeline, StageShape, build_stages, run_alone
 from ap_search.runtime.replicated import ReplicatedState
 from ap_search.runtime.settings import RunSettings
 from ap_search.runtime.sharded import ShardedState, ShardMeshes
@@ -84,6 +83,7 @@ class Execution:
     cuts: dict[str, Cut]
     model_state: ModelState
     in_flight_peak: tuple[tuple[int, ...], ...] = ()
+    pipeline: Pipeline | None = None
 
     def forward_backward(self, batch: Batch) -> StepOutcome:
         """Run all micro-batches of this rank by the plan's schedule.
@@ -97,7 +97,7 @@ class Execution:
         -------
         StepOutcome
         """
-        for experts in self.experts():
+        for experts in self.experts().values():
             experts.routing.clear()
         inputs, labels = (part.to(self.device) for part in batch.of(self._dp_index))
         tensor = _tensor_group(self.meshes, self.plan)
@@ -109,7 +109,7 @@ class Execution:
         if self.plan.pp == 1:
             run_alone(self.chunks[0], inputs, labels, losses, flights)
         else:
-            run_pipeline(self._stages(), plan=self.plan, inputs=inputs, labels=labels, loss=losses, flights=flights)
+            self._pipeline().run(inputs, labels, losses, flights)
         self.in_flight_peak = flights.worst()
         return StepOutcome(loss=losses.total, logits=tuple(losses.logits))
 
@@ -118,11 +118,11 @@ class Execution:
         self.model_state.finish_gradients()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Give finished gradients by name in the whole model: this rank's slice (`cuts`), complete over dp. Collective."""
+        """Give finished gradients by name in the whole model: this rank's slice (`cuts`), whole over dp; collective."""
         return self.model_state.gradients()
 
     def weights(self) -> dict[str, Tensor]:
-        """Give weights by name in the whole model: this rank's slice (`cuts`), complete over dp. Collective."""
+        """Give weights by name in the whole model: this rank's slice (`cuts`), whole over dp; collective."""
         return self.model_state.weights()
 
     def optimizer_step(self) -> None:
@@ -142,9 +142,10 @@ class Execution:
             found += [("head", chunk.head)] if chunk.head is not None else []
         return found
 
-    def experts(self) -> list[GroupedExperts]:
-        """List the routed experts of this rank, bottom to top."""
-        return [part for chunk in self.chunks for part in chunk.modules() if isinstance(part, GroupedExperts)]
+    def experts(self) -> dict[str, GroupedExperts]:
+        """Routed experts of this rank by their layer's name, bottom to top."""
+        parts = ((name, part) for name, block in self.blocks() for part in block.modules())
+        return {name: part for name, part in parts if isinstance(part, GroupedExperts)}
 
     @property
     def routing(self) -> list[LayerRouting]:
@@ -154,32 +155,40 @@ class Execution:
         """
         return [
             LayerRouting(layer=int(name.removeprefix("layers.")), record=record)
-            for name, block in self.blocks()
-            for part in block.modules()
-            if isinstance(part, GroupedExperts)
-            for record in part.routing
+            for name, experts in self.experts().items()
+            for record in experts.routing
         ]
 
     @property
     def _dp_index(self) -> int:
-        """This rank's replica; without groups it works for the only one."""
+        """Give the number of the replica that this rank works for."""
         return 0 if self.meshes is None else self.meshes.index("dp-cp")
 
-    def _stages(self) -> list[ReportingStage]:
-        """Make this rank's pipeline stages, anew for each step: they keep nothing between steps."""
-        assert self.meshes is not None
-        seq = self.settings.seq_len
+    def _pipeline(self) -> Pipeline:
+        """Give the pipeline, made before the first step."""
+        if self.pipeline is None:
+            assert self.meshes is not None
+            stages = build_stages(
+                self.chunks,
+                plan=self.plan,
+                stage=self.meshes.index("pp"),
+                group=self.meshes.groups["pp"],
+                device=self.device,
+                shape=self._stage_shape(),
+            )
+            self.pipeline = Pipeline(stages, self.plan)
+        return self.pipeline
+
+    def _stage_shape(self) -> StageShape:
+        """Give the shapes of what goes over the pipeline."""
+        seq, mbs = self.settings.seq_len, self.plan.mbs
         local = seq // self.plan.tp if self.plan.sequence_parallel else seq
-        shape = StageShape(
-            tokens=(self.plan.mbs, seq),
-            hidden=(local, self.plan.mbs, self.model.hidden_size),
-            logits=(seq, self.plan.mbs, self.shape.vocab_rows // self.plan.tp),
+        return StageShape(
+            tokens=(mbs, seq),
+            hidden=(local, mbs, self.model.hidden_size),
+            logits=(seq, mbs, self.shape.vocab_rows // self.plan.tp),
             dtype=self.shape.dtype,
         )
-        return build_stages(
-            self.chunks, plan=self.plan, stage=self.meshes.index("pp"), group=self.meshes.groups["pp"],
-            device=self.device, shape=shape,
-        )  # fmt: skip
 
 
 def build_execution(model: Model, plan: Plan, settings: RunSettings, *, device: str = "cpu") -> Execution:
@@ -241,9 +250,7 @@ def build_single(model: Model, plan: Plan, settings: RunSettings, *, single: Pla
     for part in chunks[0].modules():
         if isinstance(part, MoE):
             part.token_chunks = plan.tp if plan.sequence_parallel else 1
-    return _complete(
-        model, single, settings, shape=shape, meshes=None, device=torch.device("cpu"), chunks=chunks
-    )
+    return _complete(model, single, settings, shape=shape, meshes=None, device=torch.device("cpu"), chunks=chunks)
 
 
 def _complete(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ap_search.runtime.collectives import wide_dtype
+from ap_search.runtime.collectives import apply, wide_dtype
 
 NORM_EPSILON = 1e-6
 ROPE_BASE = 10_000.0
@@ -35,7 +35,7 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Normalise rows by their root mean square."""
-    return cast(Tensor, _RmsNorm.apply(x, weight))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_RmsNorm, x, weight))
 
 
 class _Activation(torch.autograd.Function):
@@ -50,8 +50,8 @@ class _Activation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors
         with torch.enable_grad():
-            again = [None if one is None else one.detach().requires_grad_() for one in saved]
-            out = _activated(*again)
+            again: Any = [None if one is None else one.detach().requires_grad_() for one in saved]
+            out = _activated(again[0], again[1], again[2])
         wanted = [one for one in again if one is not None]
         found = iter(torch.autograd.grad(out, wanted, grads[0].to(out.dtype)))
         return tuple(None if one is None else next(found) for one in again)
@@ -83,7 +83,7 @@ def activation(gate: Tensor, up: Tensor | None, scale: Tensor | None = None) -> 
     Tensor
         Shape and type of `gate`.
     """
-    return cast(Tensor, _Activation.apply(gate, up, scale))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_Activation, gate, up, scale))
 
 
 class _RouterLogits(torch.autograd.Function):
@@ -104,15 +104,32 @@ class _RouterLogits(torch.autograd.Function):
 
 def router_logits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Logits of the router in its own type, from rows of any type."""
-    return cast(Tensor, _RouterLogits.apply(x, weight, dtype))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_RouterLogits, x, weight, dtype))
+
+
+def _turned(x: Tensor, direction: float) -> Tensor:
+    """Turn pairs of each head by their position, or back."""
+    length, width = x.shape[0], x.shape[-1]
+    dtype = wide_dtype(x.dtype)
+    rates = ROPE_BASE ** (-torch.arange(0, width, 2, device=x.device, dtype=dtype) / width)
+    angles = torch.arange(length, device=x.device, dtype=dtype)[:, None] * rates * direction
+    cos, sin = (turn(angles)[:, None, None, :].to(x.dtype) for turn in (torch.cos, torch.sin))
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary positions; the backward turns back and needs nothing saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _turned(x, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _turned(grads[0], -1.0)
 
 
 def rotate(x: Tensor) -> Tensor:
     """Turn pairs of each head by their position; shape (seq, batch, heads, width), width even."""
-    length, width = x.shape[0], x.shape[-1]
-    dtype = wide_dtype(x.dtype)
-    rates = ROPE_BASE ** (-torch.arange(0, width, 2, device=x.device, dtype=dtype) / width)
-    angles = torch.arange(length, device=x.device, dtype=dtype)[:, None] * rates
-    cos, sin = (turn(angles)[:, None, None, :].to(x.dtype) for turn in (torch.cos, torch.sin))
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return cast(Tensor, apply(_Rotate, x))

@@ -15,7 +15,7 @@ KINDS: tuple[Group, ...] = ("tp", "dp-cp", "pp", "ep", "etp", "edp", "tp-ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meshes:
-    """This rank's group of each kind, with its ranks in the group's own order."""
+    """A rank's group of each kind, with the members in the group's own order."""
 
     rank: int
     device_type: str

@@ -53,8 +53,10 @@ def _above(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
 
 
 class _Held(nn.Module):
-    """Hides from the pipeline that a chunk is FSDP's: it would keep weights gathered and gradients unreduced over all
-    micro-batches, where ZeRO-3 as it is priced gathers and reduces for each.
+    """Hides from the pipeline that a chunk is FSDP's.
+
+    The pipeline would keep weights gathered and gradients unreduced over all micro-batches, where ZeRO-3 as it is
+    priced gathers and reduces for each.
     """
 
     def __init__(self, chunk: Chunk) -> None:
@@ -108,7 +110,7 @@ def run_alone(chunk: Chunk, inputs: Tensor, labels: Tensor, loss: LossFunction, 
         value = loss(chunk(tokens), wanted)
         flights.forward_done(0)
         flights.backward_starts(0)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         flights.backward_done(0)
 
 
@@ -163,10 +165,8 @@ def build_stages(
     return found
 
 
-def run_pipeline(
-    stages: list[ReportingStage], *, plan: Plan, inputs: Tensor, labels: Tensor, loss: LossFunction, flights: Flights
-) -> None:
-    """Run the micro-batches through the pipeline by the plan's schedule.
+class Pipeline:
+    """Stages of a rank and their schedule, made once: before its first step torch's stages exchange votes of 4 bytes.
 
     Parameters
     ----------
@@ -174,18 +174,35 @@ def run_pipeline(
         Of this rank.
     plan : Plan
         Its schedule and number of micro-batches.
-    inputs, labels : Tensor
-        Shape (micro-batches * mbs, seq); used on the first and the last stage.
-    loss : callable
-        Of logits and labels of one micro-batch, called on the last stage.
-    flights : Flights
-        What is told.
     """
-    for c, stage in enumerate(stages):
-        stage.report_to(flights, c)
-    schedule = _schedule(stages, plan, loss)
-    given = (inputs,) if stages[0].is_first else ()
-    schedule.step(*given, target=labels if stages[-1].is_last else None, return_outputs=False)
+
+    def __init__(self, stages: list[ReportingStage], plan: Plan) -> None:
+        self.stages = stages
+        self.loss: LossFunction | None = None
+        self.schedule = _schedule(stages, plan, self._loss)
+
+    def run(self, inputs: Tensor, labels: Tensor, loss: LossFunction, flights: Flights) -> None:
+        """Run the micro-batches of one step by the schedule.
+
+        Parameters
+        ----------
+        inputs, labels : Tensor
+            Shape (micro-batches * mbs, seq); used on the first and the last stage.
+        loss : callable
+            Of logits and labels of one micro-batch, called on the last stage.
+        flights : Flights
+            What is told.
+        """
+        self.loss = loss
+        for c, stage in enumerate(self.stages):
+            stage.report_to(flights, c)
+        given = (inputs,) if self.stages[0].is_first else ()
+        self.schedule.step(*given, target=labels if self.stages[-1].is_last else None, return_outputs=False)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Ask this step's loss."""
+        assert self.loss is not None
+        return self.loss(logits, labels)
 
 
 def _schedule(

@@ -46,10 +46,16 @@ def single_plan(plan: Plan) -> Plan:
     Plan
     """
     layers = sum(plan.layout.chunk_layers)
-    alone = {axis: 1 for axis in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "edp")}
     return replace(
         plan,
-        **alone,
+        tp=1,
+        cp=1,
+        pp=1,
+        vpp=1,
+        dp=1,
+        ep=1,
+        etp=1,
+        edp=1,
         num_microbatches=plan.num_microbatches * plan.dp,
         sequence_parallel=False,
         sharding=Sharding.NONE,
@@ -88,6 +94,4 @@ def _step(execution: Execution, batch: Batch, dp: int) -> ReferenceStep:
     gradients = execution.gradients()
     execution.optimizer_step()
     logits = [outcome.logits[first : first + dp] for first in range(0, len(outcome.logits), dp)]
-    return ReferenceStep(
-        loss=outcome.loss, logits=tuple(logits), gradients=gradients, weights=execution.weights()
-    )
+    return ReferenceStep(loss=outcome.loss, logits=tuple(logits), gradients=gradients, weights=execution.weights())

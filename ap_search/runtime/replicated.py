@@ -16,7 +16,7 @@ from ap_search.runtime.state import CHECK, DP, TP_REPLICATED, StateTensor, make_
 
 
 class Bucket:
-    """The parameters of one kind in one chunk, in flat buffers; ranks own equal parts where the optimizer is sharded."""
+    """Parameters of one kind in one chunk, in flat buffers; ranks own equal parts where the optimizer is sharded."""
 
     def __init__(
         self,
@@ -36,7 +36,8 @@ class Bucket:
         length = -(-sum(self.sizes) // owners) * owners
         self.rest = length - sum(self.sizes)
         share = length // owners
-        self.owned = slice(rank_in(group) * share if owners > 1 else 0, (rank_in(group) * share if owners > 1 else 0) + share)
+        start = rank_in(group) * share if owners > 1 else 0
+        self.owned = slice(start, start + share)
         first = next(iter(parameters.values()))
         self.flat = first.new_zeros(length, requires_grad=False)
         self._take_weights()
@@ -44,7 +45,9 @@ class Bucket:
             share if sharding == Sharding.ZERO2 else length, dtype=wide_dtype(first.dtype), device=first.device
         )
         self.pending: Tensor | None = None
-        partial = [torch.full((size,), cuts[name].tp_partial) for name, size in zip(parameters, self.sizes, strict=True)]
+        partial = [
+            torch.full((size,), cuts[name].tp_partial) for name, size in zip(parameters, self.sizes, strict=True)
+        ]
         marks = torch.cat([*partial, torch.zeros(self.rest, dtype=torch.bool)])[self.owned]
         self.partial = marks.nonzero().squeeze(1).to(first.device)
         own = self.flat[self.owned]

@@ -56,4 +56,5 @@ class Router(CutModule):
         value = groups.topk(best, dim=-1).values.sum(-1)
         kept = value.topk(self.moe.topk_groups, dim=-1).indices
         out = torch.ones_like(value, dtype=torch.bool).scatter(-1, kept, False)
-        return groups.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)
+        left: Tensor = groups.masked_fill(out.unsqueeze(-1), -torch.inf).flatten(-2)
+        return left

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ap_search.runtime.collectives import wide_dtype
+from ap_search.runtime.collectives import apply, wide_dtype
 
 
 def _taken(values: Tensor, index: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def take_rows(values: Tensor, index: Tensor, sizes: Sequence[int]) -> Tensor:
     Tensor
         Shape (len(index), ...).
     """
-    return cast(Tensor, _Take.apply(values, index, tuple(sizes)))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_Take, values, index, tuple(sizes)))
 
 
 def sum_rows(rows: Tensor, index: Tensor, sizes: Sequence[int], count: int) -> Tensor:
@@ -91,4 +91,4 @@ def sum_rows(rows: Tensor, index: Tensor, sizes: Sequence[int], count: int) -> T
     Tensor
         Shape (count, ...), of the type of `rows`.
     """
-    return cast(Tensor, _Sum.apply(rows, index, tuple(sizes), count))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_Sum, rows, index, tuple(sizes), count))

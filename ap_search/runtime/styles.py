@@ -47,8 +47,8 @@ def _refuse_sharded(module: nn.Module, style: str) -> None:
         what = f"module {held[0]}" if held else f"parameter {taken[0]}"
         raise StyleOrderError(
             f"{style} must be applied before fully_shard: FSDP already holds {what}, and would keep sharding and"
-            " gathering the whole parameter that the style cuts; apply the style first, or leave these parameters out of"
-            " the parent's fully_shard (ignored_params)"
+            " gathering the whole parameter that the style cuts; apply the style first, or leave these parameters out"
+            " of the parent's fully_shard (ignored_params)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism: products cut by columns or rows, with sequence parallelism or without, and split cross-entropy."""
+"""Tensor parallelism: products cut by columns or rows, with sequence parallelism or not; split cross-entropy."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ap_search.runtime.collectives import all_reduce, gather_even, scatter_even, wide_dtype
+from ap_search.runtime.collectives import all_reduce, apply, gather_even, scatter_even, wide_dtype
 
 TP, LOSS = "tp", "loss"
 
@@ -94,7 +94,7 @@ def column_products(x: Tensor, weights: tuple[Tensor, ...], tensor: TensorGroup)
     tuple of Tensor
         Shape (whole seq, batch, columns / tp) each.
     """
-    return cast(tuple[Tensor, ...], _Columns.apply(tensor, x, *weights))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, ...], apply(_Columns, tensor, x, *weights))
 
 
 def row_product(x: Tensor, weight: Tensor, tensor: TensorGroup) -> Tensor:
@@ -114,12 +114,13 @@ def row_product(x: Tensor, weight: Tensor, tensor: TensorGroup) -> Tensor:
     Tensor
         Shape (seq, batch, hidden), this rank's part under sequence parallelism.
     """
-    return reduce_partial(F.linear(x, weight), tensor)
+    product: Tensor = F.linear(x, weight)
+    return reduce_partial(product, tensor)
 
 
 def reduce_partial(x: Tensor, tensor: TensorGroup) -> Tensor:
     """Sum partial results over the group, differentiably; under sequence parallelism each rank keeps its part."""
-    return x if tensor.process is None else cast(Tensor, _Reduce.apply(x, tensor))  # type: ignore[no-untyped-call]
+    return x if tensor.process is None else cast(Tensor, apply(_Reduce, x, tensor))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -166,4 +167,4 @@ def cross_entropy(logits: Tensor, labels: Tensor, tensor: TensorGroup) -> Tensor
     Tensor
         Shape (...), at least float32, the same on each rank of the group.
     """
-    return cast(Tensor, _CrossEntropy.apply(logits, labels, tensor))  # type: ignore[no-untyped-call]
+    return cast(Tensor, apply(_CrossEntropy, logits, labels, tensor))
