@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from ap_search.version import __version__
 
 if TYPE_CHECKING:
-    from ap_search.api import estimate, load_cluster, load_model, search, validate, validate_log
+    from ap_search.api import estimate, load_cluster, load_model, search, validate, validate_log, verify
 
-__all__ = ["__version__", "estimate", "load_cluster", "load_model", "search", "validate", "validate_log"]
+__all__ = ["__version__", "estimate", "load_cluster", "load_model", "search", "validate", "validate_log", "verify"]
 
 # The (empty) subpackage first and out of sight: importing it later would hide the function of the same name.
 import_module("ap_search.search")

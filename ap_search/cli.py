@@ -24,13 +24,15 @@ from ap_search.cli_flags import (
     LOWEST,
     LOWEST_GIB,
     REQUIRED,
+    legal,
 )
-from ap_search.errors import Fault, SpecError
+from ap_search.errors import Fault, RunFailed, SpecError
 from ap_search.version import __version__
 
 if TYPE_CHECKING:
     from ap_search.fidelity.records import ValidationResult
     from ap_search.result import SearchResult
+    from ap_search.result.verification import Verification
 
 # The machinery of an answer (numpy, pydantic, the solver) is imported inside the actions: --help waits for none of it.
 # ruff: noqa: PLC0415
@@ -54,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
         named = re.fullmatch(r"argument (--[a-z-]+): (.*)", message)
         if named is None:
             raise SpecError("arguments", message)
-        raise SpecError(named[1], named[2], _legal(named[1].removeprefix("--").replace("-", "_")))
+        raise SpecError(named[1], named[2], legal(named[1].removeprefix("--").replace("-", "_")))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fault in error.faults:
             _complain(f"error: {_in_flags(fault)}")
         return BAD_INPUT
+    except RunFailed as error:
+        print(error.trace, file=sys.stderr, end="")
+        _complain(f"error: {error}")
+        return INTERNAL_ERROR
     except BrokenPipeError:
         _silence_stdout()
         return READER_LEFT
@@ -95,8 +101,8 @@ def _run(argv: list[str]) -> int:
     """Find the command, read its flags, act."""
     command = argv.pop(0) if argv and not argv[0].startswith("-") else ""
     if command not in ACTIONS:
-        legal = f"{', '.join(filter(None, ACTIONS))}, or only flags for a search"
-        raise SpecError(repr(command), "unknown command" + _did_you_mean(command, ACTIONS), legal)
+        known = f"{', '.join(filter(None, ACTIONS))}, or only flags for a search"
+        raise SpecError(repr(command), "unknown command" + _did_you_mean(command, ACTIONS), known)
     parser = _build_parser(command)
     flags, rest = parser.parse_known_args(argv)
     if flags.help or flags.version:
@@ -141,7 +147,7 @@ def _search(flags: argparse.Namespace, faults: list[Fault]) -> int:
 
     with shown_progress() as progress:
         result = api.search(**arguments, progress=progress)
-    return _answer(result, flags.json, render_search)
+    return _answer(result, flags.json, render_search, code=FOUND if result.feasible else NOTHING_FEASIBLE)
 
 
 def _estimate(flags: argparse.Namespace, faults: list[Fault]) -> int:
@@ -151,21 +157,18 @@ def _estimate(flags: argparse.Namespace, faults: list[Fault]) -> int:
     from ap_search import api
     from ap_search.report.terminal import render_estimate
 
-    return _answer(api.estimate(**arguments), flags.json, render_estimate)
+    result = api.estimate(**arguments)
+    return _answer(result, flags.json, render_estimate, code=FOUND if result.feasible else NOTHING_FEASIBLE)
 
 
-def _answer(result: "SearchResult", target: str | None, write: Callable[..., str]) -> int:
+def _answer(result: "SearchResult | Verification", target: str | None, write: Callable[..., str], *, code: int) -> int:
     """Put the answer where it was asked for."""
-    if target == "-":
-        _emit(result.to_json_text())
-    else:
-        text = write(result, **_screen())
-        if target is not None:
-            from ap_search.report.json_file import write_target
+    if target not in (None, "-"):
+        from ap_search.report.json_file import write_target
 
-            write_target(target, result.to_json_text())
-        _emit(text)
-    return FOUND if result.feasible else NOTHING_FEASIBLE
+        write_target(str(target), result.to_json_text())
+    _emit(result.to_json_text() if target == "-" else write(result, **_screen()))
+    return code
 
 
 def _validate(flags: argparse.Namespace, faults: list[Fault]) -> int:
@@ -221,6 +224,20 @@ def _validate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[
     return asked | ({"log": log} if log else {"files": runs})
 
 
+def _verify(flags: argparse.Namespace, faults: list[Fault]) -> int:
+    """Execute a plan, and answer with every check; of torchrun's processes the first one speaks."""
+    arguments = _job_arguments(flags, faults)
+    from ap_search import api
+    from ap_search.report.progress import shown_progress
+    from ap_search.report.verification import render_verification
+
+    with shown_progress() as progress:
+        result = api.verify(**arguments, progress=progress)
+    silent = os.environ.get("RANK", "0") != "0"
+    code = FOUND if result.ok else NOTHING_FEASIBLE
+    return code if silent else _answer(result, flags.json, render_verification, code=code)
+
+
 def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
     """List the presets that the command names."""
     _raise_any(faults)
@@ -240,6 +257,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
     "": _search,
     "estimate": _estimate,
     "validate": _validate,
+    "verify": _verify,
     "models": _presets,
     "clusters": _presets,
     "software": _presets,
@@ -269,7 +287,7 @@ def _read_all(given: dict[str, Any], faults: list[Fault]) -> dict[str, Any]:
 def _missing_faults(given: dict[str, Any], corrected: str) -> list[Fault]:
     """Name each required flag that is neither given nor what an unknown flag probably meant."""
     return [
-        Fault(path=_flag(name), reason="required", legal=_legal(name))
+        Fault(path=_flag(name), reason="required", legal=legal(name))
         for name in REQUIRED
         if name in given and given[name] is None and f"{_flag(name)}?" not in corrected
     ]
@@ -289,14 +307,14 @@ def _read(name: str, value: Any) -> Any:
         return _decimal(name, value)
     elif value == "" or (name in CHOICES and value not in CHOICES[name]):
         near = _did_you_mean(value, CHOICES.get(name, ()))
-        raise SpecError(_flag(name), f"got {value!r}{near}", _legal(name))
+        raise SpecError(_flag(name), f"got {value!r}{near}", legal(name))
     return "".join(value.split()) if name == "plan" else value  # a long name is printed, and pasted, in several lines
 
 
 def _integer(name: str, text: str) -> int:
     """Read an integer within the flag's bounds."""
     if not re.fullmatch("[0-9]{1,12}", text) or not LOWEST.get(name, 1) <= int(text) <= HIGHEST[name]:
-        raise SpecError(_flag(name), f"got {text!r}", _legal(name))
+        raise SpecError(_flag(name), f"got {text!r}", legal(name))
     return int(text)
 
 
@@ -305,19 +323,8 @@ def _decimal(name: str, text: str) -> float:
     number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)
     highest, lowest = HIGHEST_FACTOR.get(name, HIGHEST_GIB), LOWEST_GIB.get(name, "0")
     if not number or float(text) > highest or (float(text) == 0 and lowest != "0"):
-        raise SpecError(_flag(name), f"got {text!r}", _legal(name))
+        raise SpecError(_flag(name), f"got {text!r}", legal(name))
     return float(text)
-
-
-def _legal(name: str) -> str:
-    """Say what a flag takes, or nothing where its file or preset is judged later."""
-    if name in HIGHEST:
-        return f"an integer from {LOWEST.get(name, 1)} to {HIGHEST[name]}"
-    if name in HIGHEST_FACTOR:
-        return f"a number from 0 to {HIGHEST_FACTOR[name]}"
-    if name in LOWEST_GIB:
-        return f"GiB, {LOWEST_GIB[name]} to {HIGHEST_GIB}"
-    return REQUIRED.get(name, "") or " ".join(CHOICES.get(name, ()))
 
 
 def _unknown_faults(rest: Sequence[str], flags: argparse.Namespace) -> list[Fault]:
@@ -353,7 +360,7 @@ def _flag(name: str) -> str:
 
 def _in_flags(fault: Fault) -> Fault:
     """Call an argument of the Python functions what the user of the command line calls it."""
-    flags = {_flag for _flag, *_ in (*FLAGS["estimate"], *FLAGS["validate"])}
+    flags = {_flag for _flag, *_ in (*FLAGS["estimate"], *FLAGS["validate"], *FLAGS["verify"])}
     return replace(fault, path=_flag(fault.path)) if _flag(fault.path) in flags else fault
 
 

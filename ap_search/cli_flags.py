@@ -1,14 +1,27 @@
 """The flags of the command line as data: placeholders, defaults, bounds, legal words, help."""
 
-from ap_search.limits import MAX_DEVICES, MAX_GIB, MAX_GLOBAL_BATCH, MAX_REDUNDANT_EXPERTS, MAX_SEQ_LEN, MAX_TOP
+from ap_search.limits import (
+    MAX_DEVICES,
+    MAX_GIB,
+    MAX_GLOBAL_BATCH,
+    MAX_REDUNDANT_EXPERTS,
+    MAX_SEED,
+    MAX_SEQ_LEN,
+    MAX_STEPS,
+    MAX_TIMEOUT_S,
+    MAX_TOP,
+)
 
-LOWEST = {"redundant_experts": 0}
+LOWEST = {"redundant_experts": 0, "seed": 0}
 HIGHEST = {
     "devices": MAX_DEVICES,
     "global_batch": MAX_GLOBAL_BATCH,
     "seq_len": MAX_SEQ_LEN,
     "redundant_experts": MAX_REDUNDANT_EXPERTS,
     "top": MAX_TOP,
+    "steps": MAX_STEPS,
+    "seed": MAX_SEED,
+    "timeout_s": MAX_TIMEOUT_S,
 }
 HIGHEST_FACTOR = {"capacity_factor": 65_536}
 LOWEST_GIB = {"memory_limit_gib": "above 0", "reserve_gib": "0"}
@@ -18,6 +31,7 @@ CHOICES = {
     "target": ("any", "megatron", "torchtitan", "hyperparallel", "deepspeed"),
     "placement": ("contiguous", "eplb", "lplb", "ideal"),
     "only": ("moe", "dense"),
+    "dtype": ("float32", "float64", "bfloat16"),
 }
 REQUIRED = {
     "model": "a preset's name (see ap-search models), a YAML, or a Hugging Face config.json",
@@ -71,7 +85,23 @@ RUN_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--seq-len", "S", None, "its tokens per sequence (4096)"),
     ("--precision", "P", None, "of its linear layers: bf16 fp8 mxfp8 (bf16)"),
 )
-FLAGS = {"": JOB_FLAGS, "estimate": (PLAN_FLAG, *JOB_FLAGS), "validate": RUN_FLAGS}
+
+# Of `verify`: what is executed, and how.
+VERIFY_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--devices", "N", None, "processes, one per device of the plan (required)"),
+    PLAN_FLAG,
+    ("--model", "M", "toy-moe", "preset name, YAML, or Hugging Face config.json of a small model (toy-moe)"),
+    ("--steps", "K", "3", "training steps (3)"),
+    ("--dtype", "T", "float32", "type in which results are compared: float32 float64 bfloat16 (float32)"),
+    ("--global-batch", "B", None, "sequences per step (two micro-batches per pipeline stage)"),
+    ("--seq-len", "S", "32", "tokens per sequence (32)"),
+    ("--capacity-factor", "X", None, "token copies that an expert takes over its even share; the rest drop (dropless)"),
+    ("--pad-to-capacity", "", None, "fill each expert's input up to its capacity"),
+    ("--seed", "I", "0", "of weights and tokens (0)"),
+    ("--timeout-s", "S", "300", "seconds that the run may take (300)"),
+    ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
+)
+FLAGS = {"": JOB_FLAGS, "estimate": (PLAN_FLAG, *JOB_FLAGS), "validate": RUN_FLAGS, "verify": VERIFY_FLAGS}
 
 AXES_AND_EXIT_CODES = """
 axes and knobs of --set and --plan:
@@ -102,6 +132,7 @@ commands:
   ap-search --model M --devices N       search (needs no more than this)
   ap-search estimate ... --plan PLAN    price one plan, feasible or not
   ap-search validate [RUNS ...]         price recorded runs, compare with what was measured
+  ap-search verify ... --plan PLAN      execute a plan small, compare with what is predicted
   ap-search models                      list model presets
   ap-search clusters                    list cluster presets
   ap-search software                    list software profiles""",
@@ -113,6 +144,10 @@ schedule=1f1b (interleaved when vpp > 1).""",
 Price recorded runs with the plan that each states, and compare seconds and GiB with what was
 measured: per run, source, hardware and kind of model, and the order inside groups. RUNS are
 files of runs (ap-search validate --template prints one); the tool's own sets without any.""",
+    "verify": """\
+Execute a plan small: one process per device (on GPUs where each has its own, else on CPUs), forward,
+backward and update. Outputs, gradients and weights must equal those of one process on the same tokens,
+bytes sent, kept and saved those that are predicted. Needs PyTorch: pip install "ap-search[runtime]".""",
     "models": "List the model presets: parameters in all and active for one token, layers, experts.",
     "clusters": "List the cluster presets: a device's memory and peak, its network in and beyond the scale-up domain.",
     "software": "List the profiles of trainers' software: what is fused, overlapped, captured in graphs.",
@@ -139,4 +174,24 @@ examples:
 
 exit codes: 0 runs were priced, 1 none could be, 2 bad input (one line per fault on stderr)
 """,
+    "verify": """\
+examples:
+  ap-search verify --devices 4 --plan "ep=2"
+  ap-search verify --devices 8 --plan "pp=2,ep=2,sharding=zero3" --dtype float64 --json -
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
+    -m ap_search verify --devices 16 --plan "tp=2,ep=8"
+
+exit codes: 0 all checks hold, 1 one does not, 2 bad input, 70 a process failed (its traceback on stderr)
+""",
 }
+
+
+def legal(name: str) -> str:
+    """Say what a flag takes, or nothing where its file or preset is judged later."""
+    if name in HIGHEST:
+        return f"an integer from {LOWEST.get(name, 1)} to {HIGHEST[name]}"
+    if name in HIGHEST_FACTOR:
+        return f"a number from 0 to {HIGHEST_FACTOR[name]}"
+    if name in LOWEST_GIB:
+        return f"GiB, {LOWEST_GIB[name]} to {HIGHEST_GIB}"
+    return REQUIRED.get(name, "") or " ".join(CHOICES.get(name, ()))

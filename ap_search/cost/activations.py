@@ -147,6 +147,26 @@ def _dense_memory(ffn: DenseFfn, hidden: int, shapes: Shapes) -> tuple[FloatArra
     return saved, np.where(shapes.recomputes(Recompute.MLP), inner + norm_out, 0.0), inner
 
 
+def router_saved_bytes(moe: MoeFfn, shapes: Shapes) -> FloatArray:
+    """Bytes of logits and scores that a router saves per micro-batch, on one device.
+
+    Parameters
+    ----------
+    moe : MoeFfn
+        Experts.
+    shapes : Shapes
+        Tokens.
+
+    Returns
+    -------
+    FloatArray
+        8 bytes per token and expert: both in fp32.
+
+    Source: Megatron-LM `megatron/core/transformer/moe/router.py`.
+    """
+    return shapes.local_tokens * moe.num_experts * 2 * FP32_BYTES
+
+
 def _moe_memory(
     moe: MoeFfn, hidden: int, shapes: Shapes, shape: DispatchShape
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -156,7 +176,7 @@ def _moe_memory(
     rows = shape.aligned_rows
     act = rows * BF16_BYTES * second / shapes.etp
     copies = rows * (BF16_BYTES * (travelling + first / shapes.etp) + FP32_BYTES) + act
-    router = shapes.local_tokens * moe.num_experts * 2 * FP32_BYTES
+    router = router_saved_bytes(moe, shapes)
     latent = shapes.local_tokens * BF16_BYTES * 2 * moe.latent_width
     shared_first, shared_second = ffn_inner_elements(moe.shared_width, gated=moe.shared_gated)
     shared = shapes.tokens * BF16_BYTES * (shared_first + shared_second) / shapes.tp

@@ -1,7 +1,7 @@
 """Count what a run really does: bytes sent per purpose, bytes saved for backward per block."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ap_search.cost.collective import sent_bytes
 from ap_search.runtime.collectives import current_label
+from ap_search.runtime.routing import Router
 from ap_search.spec.machine import Collective
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
@@ -120,32 +121,46 @@ class SavedBytes:
     """Bytes that autograd keeps from forward to backward, per block and micro-batch, each storage once.
 
     A storage belongs to the block that saves it first; parameters and buffers do not count. `by_block` maps a block's
-    name to the bytes of each of its forwards, in order.
+    name to the bytes of each of its forwards, in order. What says where tokens go is apart, under `NAME routing`:
+    integers of blocks with a router, and the router's own scores. What no block saves is the loss's: one figure for the
+    step under `loss`.
     """
 
-    def __init__(self, blocks: Sequence[tuple[str, nn.Module]]) -> None:
-        self.by_block: dict[str, list[int]] = {name: [] for name, _ in blocks}
+    def __init__(self, blocks: Sequence[tuple[str, nn.Module]], *, dtype: torch.dtype) -> None:
+        self.by_block: dict[str, list[int]] = defaultdict(list)
         self._blocks = blocks
+        self._dtype = dtype
         self._open: list[tuple[str, nn.Module]] = []
+        self._in_router = False
         self._seen: dict[int, torch.UntypedStorage] = {}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count in here; storages are held until the end, so that none is taken for another at the same place."""
         with ExitStack() as stack:
-            for name, module in self._blocks:
-                stack.callback(module.register_forward_pre_hook(self._opener(name)).remove)
-                stack.callback(module.register_forward_hook(self._close, always_call=True).remove)
+            for name, block in self._blocks:
+                routers = [module for module in block.modules() if isinstance(module, Router)]
+                self._hook(stack, block, self._opener(name, routed=bool(routers)), self._close)
+                for router in routers:
+                    self._hook(stack, router, self._enter_router, self._leave_router)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept))
             yield
         self._seen.clear()
 
-    def _opener(self, name: str) -> Callable[[nn.Module, Any], None]:
+    @staticmethod
+    def _hook(stack: ExitStack, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Call one function before and one after each forward of a module."""
+        stack.callback(module.register_forward_pre_hook(before).remove)
+        stack.callback(module.register_forward_hook(after, always_call=True).remove)
+
+    def _opener(self, name: str, *, routed: bool) -> Callable[..., None]:
         """Hook that opens a block."""
 
         def opened(module: nn.Module, inputs: Any) -> None:
             self._open.append((name, module))
             self.by_block[name].append(0)
+            if routed:
+                self.by_block[f"{name} routing"].append(0)
 
         return opened
 
@@ -153,17 +168,37 @@ class SavedBytes:
         """Hook that closes a block."""
         self._open.pop()
 
+    def _enter_router(self, module: nn.Module, inputs: Any) -> None:
+        """Hook that opens a router."""
+        self._in_router = True
+
+    def _leave_router(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Hook that closes a router."""
+        self._in_router = False
+
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count what is saved."""
+        """Count what is saved; of token numbers, which lie in the batch of the step, only those that are used."""
+        storage, whole = tensor.untyped_storage(), tensor.is_floating_point()
+        address = storage.data_ptr() if whole else tensor.data_ptr()
+        if address not in self._seen and (owner := self._owner(tensor, address)):
+            self._seen[address] = storage
+            self.by_block[owner][-1] += storage.nbytes() if whole else _size(tensor)
+        return tensor
+
+    def _owner(self, tensor: torch.Tensor, address: int) -> str:
+        """Name what the tensor is counted for, nothing where it does not count."""
         if self._open:
             name, module = self._open[-1]
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
             # Looked up now: FSDP gives a parameter a new storage at each gather.
-            if address not in self._seen and address not in _constant_addresses(module):
-                self._seen[address] = storage
-                self.by_block[name][-1] += storage.nbytes()
-        return tensor
+            if address in _constant_addresses(module):
+                return ""
+            routing = not tensor.is_floating_point() or (self._in_router and tensor.dtype != self._dtype)
+            return f"{name} routing" if routing and f"{name} routing" in self.by_block else name
+        if torch._C._current_graph_task_id() >= 0:  # A backward that computes a graph of its own keeps nothing.
+            return ""
+        if not self.by_block["loss"]:
+            self.by_block["loss"].append(0)
+        return "loss"
 
 
 def _constant_addresses(module: nn.Module) -> set[int]:

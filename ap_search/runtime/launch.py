@@ -126,7 +126,7 @@ def launch(main: RankMain, payload: Any, *, devices: int, timeout_s: float, prog
     # The server of the fork server imports torch once; ranks are forked off it, and none inherits this process's state.
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, main.__module__])
     with _terminable():
-        context = start_processes(  # type: ignore[no-untyped-call]
+        context = start_processes(
             _local_rank,
             args=(main, payload, devices, store.port, timeout_s),
             nprocs=devices,
@@ -193,7 +193,7 @@ def _first_failure(store: dist.TCPStore) -> tuple[int, str] | None:
 
 def _dump_stacks(context: ProcessContext) -> None:
     """Have every rank write where it stands to stderr."""
-    for pid in context.pids():  # type: ignore[no-untyped-call]
+    for pid in context.pids():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
     time.sleep(POLL_S)

@@ -13,6 +13,7 @@ from ap_search.cli import CHOICES, main
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.select import ONLY
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
+from ap_search.runtime.settings import DTYPES
 from ap_search.spec.job import PlacementPolicy, Precision, Target
 from tests.unit.fake_answers import FakeApi, found, nothing, priced
 
@@ -246,7 +247,7 @@ def test_a_flag_without_its_value(refused):
 
 def test_an_unknown_command_names_the_nearest(refused):
     (line,) = refused("estmate", *JOB)
-    assert line.startswith("'estmate': unknown command, did you mean estimate? (legal: estimate, validate, models, ")
+    assert line.startswith("'estmate': unknown command, did you mean estimate? (legal: estimate, validate, verify, ")
 
 
 def test_faults_of_the_input_are_one_line_each(api, capsys):
@@ -321,6 +322,7 @@ def test_every_command_has_help(capsys, command):
 
 def test_choices_are_those_of_the_job():
     legal = {"precision": tuple(Precision), "placement": tuple(PlacementPolicy), "target": tuple(Target), "only": ONLY}
+    legal["dtype"] = DTYPES
     assert legal == CHOICES
 
 
