@@ -20,7 +20,7 @@ def _summed(rows: Tensor, index: Tensor, sizes: Sequence[int], count: int) -> Te
     total = rows.new_zeros((count + 1, *rows.shape[1:]), dtype=wide_dtype(rows.dtype))
     for part, places in zip(rows.split(list(sizes)), index.split(list(sizes)), strict=True):
         total.index_add_(0, places, part.to(total.dtype))
-    return total[:count].to(rows.dtype)
+    return total[:count].to(rows.dtype, copy=True)  # a view would let in-place operations slip past FSDP's hooks
 
 
 class _Take(torch.autograd.Function):

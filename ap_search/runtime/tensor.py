@@ -120,7 +120,10 @@ def row_product(x: Tensor, weight: Tensor, tensor: TensorGroup) -> Tensor:
 
 def reduce_partial(x: Tensor, tensor: TensorGroup) -> Tensor:
     """Sum partial results over the group, differentiably; under sequence parallelism each rank keeps its part."""
-    return x if tensor.process is None else cast(Tensor, apply(_Reduce, x, tensor))
+    if tensor.process is None:
+        return x
+    reduced: Tensor = apply(_Reduce, x, tensor)
+    return reduced
 
 
 class _CrossEntropy(torch.autograd.Function):
