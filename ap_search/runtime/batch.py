@@ -31,7 +31,7 @@ class Batch:
         return self.tokens[..., 1:].numel()
 
 
-def make_batch(vocab_size: int, plan: Plan, settings: RunSettings, step: int) -> Batch:
+def make_batch(vocab_size: int, plan: Plan, settings: RunSettings, *, step: int) -> Batch:
     """Draw the tokens of one step.
 
     Parameters

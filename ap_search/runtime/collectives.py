@@ -50,7 +50,7 @@ def rank_in(group: ProcessGroup | None) -> int:
     return 0 if group is None else dist.get_rank(group)
 
 
-def exchange(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: ProcessGroup, label: str) -> Tensor:
+def exchange(rows: Tensor, *, send: Sequence[int], receive: Sequence[int], group: ProcessGroup, label: str) -> Tensor:
     """Send consecutive runs of rows to the ranks of a group and receive theirs, without autograd."""
     received = rows.new_empty((sum(receive), *rows.shape[1:]))
     with labelled(label):
@@ -74,16 +74,18 @@ def scatter_even(rows: Tensor, group: ProcessGroup, label: str) -> Tensor:
     return kept
 
 
-def gather_uneven(rows: Tensor, sizes: Sequence[int], group: ProcessGroup, label: str) -> Tensor:
+def gather_uneven(rows: Tensor, sizes: Sequence[int], *, group: ProcessGroup, label: str) -> Tensor:
     """Concatenate `sizes[r]` rows of each rank r, without autograd: an exchange that sends all rows to every rank."""
     ranks = len(sizes)
-    return exchange(rows.repeat(ranks, *[1] * (rows.dim() - 1)), [rows.shape[0]] * ranks, sizes, group, label)
+    every = rows.repeat(ranks, *[1] * (rows.dim() - 1))
+    return exchange(every, send=[rows.shape[0]] * ranks, receive=sizes, group=group, label=label)
 
 
-def scatter_uneven(rows: Tensor, sizes: Sequence[int], group: ProcessGroup, label: str) -> Tensor:
+def scatter_uneven(rows: Tensor, sizes: Sequence[int], *, group: ProcessGroup, label: str) -> Tensor:
     """Sum over ranks, in the order of ranks, and keep this rank's `sizes[r]` rows, without autograd."""
     mine = sizes[rank_in(group)]
-    parts = exchange(rows, sizes, [mine] * len(sizes), group, label).split([mine] * len(sizes))
+    equal = [mine] * len(sizes)
+    parts = exchange(rows, send=sizes, receive=equal, group=group, label=label).split(equal)
     total = torch.zeros_like(parts[0], dtype=wide_dtype(rows.dtype))
     for part in parts:
         total += part
@@ -96,11 +98,12 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, send: Any, receive: Any, group: Any, label: Any) -> Tensor:
         ctx.send, ctx.receive, ctx.group, ctx.label = send, receive, group, label
-        return exchange(rows, send, receive, group, label)
+        return exchange(rows, send=send, receive=receive, group=group, label=label)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return exchange(grads[0], ctx.receive, ctx.send, ctx.group, ctx.label), None, None, None, None
+        back = exchange(grads[0], send=ctx.receive, receive=ctx.send, group=ctx.group, label=ctx.label)
+        return back, None, None, None, None
 
 
 class _GatherRows(torch.autograd.Function):
@@ -109,11 +112,11 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: Any, group: Any, label: Any) -> Tensor:
         ctx.sizes, ctx.group, ctx.label = sizes, group, label
-        return gather_uneven(rows, sizes, group, label)
+        return gather_uneven(rows, sizes, group=group, label=label)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return scatter_uneven(grads[0], ctx.sizes, ctx.group, ctx.label), None, None, None
+        return scatter_uneven(grads[0], ctx.sizes, group=ctx.group, label=ctx.label), None, None, None
 
 
 class _ScatterRows(torch.autograd.Function):
@@ -122,11 +125,11 @@ class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: Any, group: Any, label: Any) -> Tensor:
         ctx.sizes, ctx.group, ctx.label = sizes, group, label
-        return scatter_uneven(rows, sizes, group, label)
+        return scatter_uneven(rows, sizes, group=group, label=label)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return gather_uneven(grads[0], ctx.sizes, ctx.group, ctx.label), None, None, None
+        return gather_uneven(grads[0], ctx.sizes, group=ctx.group, label=ctx.label), None, None, None
 
 
 def all_to_all(
@@ -204,7 +207,7 @@ def scatter_rows(rows: Tensor, *, sizes: Sequence[int], group: ProcessGroup | No
 
 
 def all_reduce(
-    values: Tensor, group: ProcessGroup | None, label: str, op: dist.ReduceOp.RedOpType | None = None
+    values: Tensor, group: ProcessGroup | None, label: str, *, op: dist.ReduceOp.RedOpType | None = None
 ) -> None:
     """Sum (or reduce otherwise) over a group in place, without autograd."""
     if group is not None:

@@ -37,7 +37,7 @@ class CutModule(nn.Module):
         super().__init__()
         self.cuts: dict[str, Cut] = {}
 
-    def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: Kind = Kind.DENSE) -> None:
+    def add(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, kind: Kind = Kind.DENSE) -> None:
         """Register a parameter, whole for now."""
         self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype)))
         self.cuts[name] = Cut(full_shape=shape, slices=tuple(slice(0, size) for size in shape), kind=kind)

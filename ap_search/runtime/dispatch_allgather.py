@@ -53,7 +53,7 @@ class AllgatherDispatcher:
         assert isinstance(context, AllgatherContext)
         both = self.setup.groups.both
         sizes = (context.tokens,) * size_of(both)
-        parts = sum_rows(outputs, context.token, context.sizes, sum(sizes))
+        parts = sum_rows(outputs, context.token, context.sizes, count=sum(sizes))
         if both is None:
             return parts
         summed = scatter_rows(parts.to(self.setup.sum_dtype), sizes=sizes, group=both, label=COMBINE)

@@ -68,8 +68,8 @@ class AlltoallDispatcher:
             )
             rows = summed.to(outputs.dtype)
         rows = all_to_all(rows, send=context.receive, receive=context.send, group=groups.ep, label=COMBINE)
-        parts = sum_rows(rows, context.copy_place, context.copies, len(context.rank_token))
-        return sum_rows(parts, context.rank_token, context.rank_sizes, context.tokens)
+        parts = sum_rows(rows, context.copy_place, context.copies, count=len(context.rank_token))
+        return sum_rows(parts, context.rank_token, context.rank_sizes, count=context.tokens)
 
     def _outward(self, values: Tensor, context: AlltoallContext) -> Tensor:
         """Move rows over ep, then gather them over etp."""

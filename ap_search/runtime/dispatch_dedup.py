@@ -61,11 +61,11 @@ class DedupDispatcher:
     def combine(self, outputs: Tensor, context: DispatchContext) -> Tensor:
         """Sum the outputs of this rank's experts per received token, send one sum home per token, sum over ranks."""
         assert isinstance(context, DedupContext)
-        parts = sum_rows(outputs, context.row, context.sizes, sum(context.receive))
+        parts = sum_rows(outputs, context.row, context.sizes, count=sum(context.receive))
         home = all_to_all(
             parts, send=context.receive, receive=context.destinations, group=self.setup.groups.both, label=COMBINE
         )
-        return sum_rows(home, context.sent_token, context.destinations, context.tokens)
+        return sum_rows(home, context.sent_token, context.destinations, count=context.tokens)
 
     def _destinations(self, named: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """List the tokens that go to each rank, rank by rank, and how many they are."""
@@ -82,7 +82,8 @@ class DedupDispatcher:
         if both is None:
             return send
         ones = [1] * len(send)
-        return tuple(exchange(torch.tensor(send, device=device), ones, ones, both, LAYOUT).tolist())
+        counts = torch.tensor(send, device=device)
+        return tuple(exchange(counts, send=ones, receive=ones, group=both, label=LAYOUT).tolist())
 
     def _local(self, names: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
         """Find the received rows of each of this rank's experts, and which of the row's weights belongs to it."""

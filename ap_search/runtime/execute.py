@@ -66,7 +66,7 @@ class _Losses:
         return loss
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """A plan's part on this rank: the chunks it holds, and their gradients, weights and optimizer.
 
@@ -82,8 +82,8 @@ class Execution:
     chunks: list[Chunk]
     cuts: dict[str, Cut]
     model_state: ModelState
-    in_flight_peak: tuple[tuple[int, ...], ...] = ()
-    pipeline: Pipeline | None = None
+    flights: Flights
+    pipeline: Pipeline | None
 
     def forward_backward(self, batch: Batch) -> StepOutcome:
         """Run all micro-batches of this rank by the plan's schedule.
@@ -102,15 +102,11 @@ class Execution:
         inputs, labels = (part.to(self.device) for part in batch.of(self._dp_index))
         tensor = _tensor_group(self.meshes, self.plan)
         losses = _Losses(num_labels=batch.num_labels, tensor=tensor)
-        none = [0] * len(self.chunks)
-        flights = Flights(
-            num_microbatches=self.plan.num_microbatches, state=self.model_state, alive=[*none], done=[*none]
-        )
-        if self.plan.pp == 1:
-            run_alone(self.chunks[0], inputs, labels, losses, flights)
+        self.flights.start()
+        if self.pipeline is None:
+            run_alone(self.chunks[0], inputs, labels, loss=losses, flights=self.flights)
         else:
-            self._pipeline().run(inputs, labels, losses, flights)
-        self.in_flight_peak = flights.worst()
+            self.pipeline.run(inputs, labels, loss=losses, flights=self.flights)
         return StepOutcome(loss=losses.total, logits=tuple(losses.logits))
 
     def finish_gradients(self) -> None:
@@ -164,31 +160,10 @@ class Execution:
         """Give the number of the replica that this rank works for."""
         return 0 if self.meshes is None else self.meshes.index("dp-cp")
 
-    def _pipeline(self) -> Pipeline:
-        """Give the pipeline, made before the first step."""
-        if self.pipeline is None:
-            assert self.meshes is not None
-            stages = build_stages(
-                self.chunks,
-                plan=self.plan,
-                stage=self.meshes.index("pp"),
-                group=self.meshes.groups["pp"],
-                device=self.device,
-                shape=self._stage_shape(),
-            )
-            self.pipeline = Pipeline(stages, self.plan)
-        return self.pipeline
-
-    def _stage_shape(self) -> StageShape:
-        """Give the shapes of what goes over the pipeline."""
-        seq, mbs = self.settings.seq_len, self.plan.mbs
-        local = seq // self.plan.tp if self.plan.sequence_parallel else seq
-        return StageShape(
-            tokens=(mbs, seq),
-            hidden=(local, mbs, self.model.hidden_size),
-            logits=(seq, mbs, self.shape.vocab_rows // self.plan.tp),
-            dtype=self.shape.dtype,
-        )
+    @property
+    def in_flight_peak(self) -> tuple[tuple[int, ...], ...]:
+        """Micro-batches in flight per chunk at the worst moments of the last `forward_backward`."""
+        return self.flights.worst()
 
 
 def build_execution(model: Model, plan: Plan, settings: RunSettings, *, device: str = "cpu") -> Execution:
@@ -265,10 +240,36 @@ def _complete(
             apply_styles(chunk, plan, meshes)
     cuts = {name: cut for chunk in chunks for name, cut in named_cuts(chunk).items()}
     state = _state(chunks, plan, settings, meshes)
+    pipeline = None
+    if plan.pp > 1 and meshes is not None:
+        stage, group, between = meshes.index("pp"), meshes.groups["pp"], _stage_shape(plan, settings, shape)
+        stages = build_stages(chunks, plan=plan, stage=stage, group=group, device=device, shape=between)
+        pipeline = Pipeline(stages, plan)
     return Execution(
-        model=model, plan=plan, settings=settings, shape=shape, meshes=meshes, device=device, chunks=chunks, cuts=cuts,
+        model=model,
+        plan=plan,
+        settings=settings,
+        shape=shape,
+        meshes=meshes,
+        device=device,
+        chunks=chunks,
+        cuts=cuts,
         model_state=state,
-    )  # fmt: skip
+        flights=Flights(num_microbatches=plan.num_microbatches, state=state, chunks=len(chunks)),
+        pipeline=pipeline,
+    )
+
+
+def _stage_shape(plan: Plan, settings: RunSettings, shape: Shape) -> StageShape:
+    """Give the shapes of what goes over the pipeline."""
+    seq, mbs = settings.seq_len, plan.mbs
+    local = seq // plan.tp if plan.sequence_parallel else seq
+    return StageShape(
+        tokens=(mbs, seq),
+        hidden=(local, mbs, shape.model.hidden_size),
+        logits=(seq, mbs, shape.vocab_rows // plan.tp),
+        dtype=shape.dtype,
+    )
 
 
 def _build_chunks(plan: Plan, shape: Shape, *, stage: int) -> list[Chunk]:

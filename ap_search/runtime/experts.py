@@ -37,10 +37,10 @@ class GroupedExperts(CutModule):
         self.dispatcher: Dispatcher = AlltoallDispatcher(setup=setup)
         self.routing: list[RoutingRecord] = []
         experts, inner = moe.num_experts, moe.expert_width
-        self.add("w1", (experts, inner, width), dtype, Kind.EXPERT)
-        self.add("w2", (experts, width, inner), dtype, Kind.EXPERT)
+        self.add("w1", (experts, inner, width), dtype, kind=Kind.EXPERT)
+        self.add("w2", (experts, width, inner), dtype, kind=Kind.EXPERT)
         if moe.gated:
-            self.add("w3", (experts, inner, width), dtype, Kind.EXPERT)
+            self.add("w3", (experts, inner, width), dtype, kind=Kind.EXPERT)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Apply to rows of shape (tokens, in) the experts in `chosen`, shape (tokens, top_k), and sum per token."""

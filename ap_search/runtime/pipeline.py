@@ -1,7 +1,7 @@
 """Micro-batches through one chunk or through a pipeline of them, on torch.distributed.pipelining's schedules."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +17,28 @@ from ap_search.runtime.transformer import Chunk
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(kw_only=True)
 class Flights:
-    """Micro-batches of each chunk between the end of their forward and the end of their backward on this rank."""
+    """Micro-batches of each chunk between the end of their forward and the end of their backward on a rank.
 
-    num_microbatches: int
-    state: ModelState
-    alive: list[int]
-    done: list[int]
-    seen: set[tuple[int, ...]] = field(default_factory=set)
+    Parameters
+    ----------
+    num_microbatches : int
+        Of a step.
+    state : ModelState
+        Told of each backward.
+    chunks : int
+        Of the rank.
+    """
+
+    def __init__(self, *, num_microbatches: int, state: ModelState, chunks: int) -> None:
+        self.num_microbatches, self.state = num_microbatches, state
+        self.alive, self.done = [0] * chunks, [0] * chunks
+        self.seen: set[tuple[int, ...]] = set()
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.alive, self.done = [0] * len(self.alive), [0] * len(self.done)
+        self.seen.clear()
 
     def forward_done(self, chunk: int) -> None:
         """Note one more alive."""
@@ -91,7 +104,7 @@ class ReportingStage(PipelineStage):
         return out
 
 
-def run_alone(chunk: Chunk, inputs: Tensor, labels: Tensor, loss: LossFunction, flights: Flights) -> None:
+def run_alone(chunk: Chunk, inputs: Tensor, labels: Tensor, *, loss: LossFunction, flights: Flights) -> None:
     """Run the micro-batches one after another through the only chunk.
 
     Parameters
@@ -181,7 +194,7 @@ class Pipeline:
         self.loss: LossFunction | None = None
         self.schedule = _schedule(stages, plan, self._loss)
 
-    def run(self, inputs: Tensor, labels: Tensor, loss: LossFunction, flights: Flights) -> None:
+    def run(self, inputs: Tensor, labels: Tensor, *, loss: LossFunction, flights: Flights) -> None:
         """Run the micro-batches of one step by the schedule.
 
         Parameters

@@ -65,7 +65,7 @@ def single_plan(plan: Plan) -> Plan:
     )
 
 
-def run_reference(model: Model, plan: Plan, settings: RunSettings, batches: Sequence[Batch]) -> list[ReferenceStep]:
+def run_reference(model: Model, plan: Plan, settings: RunSettings, *, batches: Sequence[Batch]) -> list[ReferenceStep]:
     """Run training steps in this process, without any process group.
 
     Parameters

@@ -18,9 +18,9 @@ class Router(CutModule):
     def __init__(self, moe: MoeFfn, hidden: int, *, dtype: torch.dtype, router_dtype: torch.dtype) -> None:
         super().__init__()
         self.moe, self.router_dtype = moe, router_dtype
-        self.add("weight", (moe.num_experts, hidden), dtype, Kind.ROUTER)
+        self.add("weight", (moe.num_experts, hidden), dtype, kind=Kind.ROUTER)
         if moe.router_bias:
-            self.add("bias", (moe.num_experts,), dtype, Kind.ROUTER)
+            self.add("bias", (moe.num_experts,), dtype, kind=Kind.ROUTER)
         if moe.score_bias:
             self.register_buffer("score_bias", torch.zeros(moe.num_experts, dtype=router_dtype))
 

@@ -72,7 +72,7 @@ def take_rows(values: Tensor, index: Tensor, sizes: Sequence[int]) -> Tensor:
     return cast(Tensor, apply(_Take, values, index, tuple(sizes)))
 
 
-def sum_rows(rows: Tensor, index: Tensor, sizes: Sequence[int], count: int) -> Tensor:
+def sum_rows(rows: Tensor, index: Tensor, sizes: Sequence[int], *, count: int) -> Tensor:
     """Sum rows into `count` places, differentiably, run by run in at least float32, then rounded once.
 
     Parameters

@@ -126,6 +126,54 @@ def reduce_partial(x: Tensor, tensor: TensorGroup) -> Tensor:
     return reduced
 
 
+NOT_HERE = -1
+
+
+def local_rows(tokens: Tensor, rows: int, tensor: TensorGroup) -> Tensor:
+    """Number tokens by this rank's rows of the vocabulary; `NOT_HERE` for those of other ranks."""
+    local = tokens - tensor.rank * rows
+    return local.masked_fill((local < 0) | (local >= rows), NOT_HERE)
+
+
+class _SplitEmbedding(torch.autograd.Function):
+    """Rows of this rank's part of an embedding, zeros for tokens of other ranks; saves the local numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.rows = weight.shape[0]
+        return F.embedding(place.clamp(min=0), weight) * (place >= 0).unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (place,) = ctx.saved_tensors
+        here = place >= 0
+        found = torch.zeros(ctx.rows, grads[0].shape[-1], dtype=wide_dtype(grads[0].dtype), device=grads[0].device)
+        found.index_add_(0, place[here], grads[0][here].to(found.dtype))
+        return found.to(grads[0].dtype), None
+
+
+def split_embedding(tokens: Tensor, weight: Tensor, tensor: TensorGroup) -> Tensor:
+    """Embed tokens by a vocabulary whose rows are split over the group.
+
+    Parameters
+    ----------
+    tokens : Tensor
+        Shape (seq, batch), int64.
+    weight : Tensor
+        This rank's rows.
+    tensor : TensorGroup
+        The group; with sequence parallelism each rank keeps its part of the sequence.
+
+    Returns
+    -------
+    Tensor
+        Shape (seq, batch, hidden).
+    """
+    found: Tensor = apply(_SplitEmbedding, weight, local_rows(tokens, weight.shape[0], tensor))
+    return reduce_partial(found, tensor)
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Loss per token from logits whose vocabulary is split over the group; saves the softmax."""
 
@@ -133,23 +181,22 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, tensor: Any) -> Tensor:
         wide = logits.to(wide_dtype(logits.dtype))
         top = wide.amax(-1)
-        all_reduce(top, tensor.process, LOSS, dist.ReduceOp.MAX)
+        all_reduce(top, tensor.process, LOSS, op=dist.ReduceOp.MAX)
         exponents = (wide - top.unsqueeze(-1)).exp()
         total = exponents.sum(-1)
         all_reduce(total, tensor.process, LOSS)
-        local = labels - tensor.rank * logits.shape[-1]
-        here = (local >= 0) & (local < logits.shape[-1])
-        place = local.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
-        target = (wide.gather(-1, place).squeeze(-1) - top) * here
+        place = local_rows(labels, logits.shape[-1], tensor)
+        target = (wide.gather(-1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1) - top) * (place >= 0)
         all_reduce(target, tensor.process, LOSS)
-        ctx.save_for_backward(exponents / total.unsqueeze(-1), place, here)
+        ctx.save_for_backward(exponents / total.unsqueeze(-1), place)
         ctx.dtype = logits.dtype
         return total.log() - target
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        softmax, place, here = ctx.saved_tensors
-        of_logits = softmax.scatter_add(-1, place, -here.to(softmax.dtype).unsqueeze(-1))
+        softmax, place = ctx.saved_tensors
+        here = (place >= 0).to(softmax.dtype).unsqueeze(-1)
+        of_logits = softmax.scatter_add(-1, place.clamp(min=0).unsqueeze(-1), -here)
         return (of_logits * grads[0].unsqueeze(-1)).to(ctx.dtype), None, None
 
 

@@ -18,7 +18,7 @@ from ap_search.runtime.feed_forward import FeedForward
 from ap_search.runtime.functions import rms_norm
 from ap_search.runtime.moe import MoE
 from ap_search.runtime.settings import RunSettings
-from ap_search.runtime.tensor import ALONE, TensorGroup, column_products, reduce_partial
+from ap_search.runtime.tensor import ALONE, TensorGroup, column_products, split_embedding
 from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, Model, MoeFfn
 
 
@@ -121,10 +121,7 @@ class Embedding(CutModule):
         weight = self.get_parameter("weight")
         if self.tensor.process is None:
             return F.embedding(tokens.t(), weight)
-        local = tokens.t() - self.tensor.rank * weight.shape[0]
-        here = (local >= 0) & (local < weight.shape[0])
-        found = F.embedding(local.clamp(0, weight.shape[0] - 1), weight)
-        return reduce_partial(found * here.unsqueeze(-1), self.tensor)
+        return split_embedding(tokens.t(), weight, self.tensor)
 
 
 class Head(CutModule):

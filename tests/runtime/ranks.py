@@ -75,7 +75,7 @@ def distance(actual: torch.Tensor, whole: torch.Tensor, part: tuple[slice, ...] 
 
 def shared_reference(model: Model, plan: Plan, settings: RunSettings, batches: Sequence[Batch]) -> list[ReferenceStep]:
     """Run one process on rank 0 and hand its results to all."""
-    steps = run_reference(model, plan, settings, batches) if dist.get_rank() == 0 else None
+    steps = run_reference(model, plan, settings, batches=batches) if dist.get_rank() == 0 else None
     box = [steps]
     dist.broadcast_object_list(box)
     assert box[0] is not None
@@ -84,7 +84,7 @@ def shared_reference(model: Model, plan: Plan, settings: RunSettings, batches: S
 
 def compare(model: Model, plan: Plan, settings: RunSettings, *, steps: int = 2) -> tuple[Comparison, Execution]:
     """Train a few steps under a plan and compare every step with one process."""
-    batches = [make_batch(model.vocab_size, plan, settings, step) for step in range(steps)]
+    batches = [make_batch(model.vocab_size, plan, settings, step=step) for step in range(steps)]
     reference = shared_reference(model, plan, settings, batches)
     execution = build_execution(model, plan, settings)
     found = Comparison()

@@ -79,7 +79,7 @@ def rank_bfloat16() -> dict[str, Any]:
         small, settings = model(), replace(SETTINGS, dtype="bfloat16", learning_rate=0.01)
         chosen = plan(text, small)
         execution = build_execution(small, chosen, settings)
-        batch = make_batch(small.vocab_size, chosen, settings, 0)
+        batch = make_batch(small.vocab_size, chosen, settings, step=0)
         losses = []
         for _ in range(3):
             losses.append(execution.forward_backward(batch).loss)
