@@ -48,7 +48,7 @@ class AlltoallDispatcher:
         send = tuple(copies.counts.unflatten(0, (size_of(self.setup.groups.ep), -1)).sum(1).tolist())
         receive = tuple(incoming[:, rank_in(self.setup.groups.etp)].sum(1).tolist())
         gathered = tuple(incoming.sum((0, 2)).tolist())
-        arrival, homeward = _orders(incoming)
+        arrival, homeward = (order.to(x.device) for order in _orders(incoming))
         context = AlltoallContext(
             tokens=len(x), rank_token=rank_token, rank_sizes=rank_sizes, copy_place=copy_place, copies=copy_sizes,
             send=send, receive=receive, gathered=gathered, homeward=homeward,
