@@ -53,9 +53,16 @@ def _cells(check: Check) -> tuple[str, ...]:
     """Write one check."""
     verdict = "FAILED" if not check.ok else ("exception" if check.exception else "ok")
     figures = (check.expected, check.actual, check.tolerance)
-    shown = [f"{value:.1e}" if check.unit == "ratio" and value else count(value) for value in figures]
+    shown = [_figure(value, check.unit) for value in figures]
     where = check.where if len(check.where) <= WHERE_WIDTH else check.where[: WHERE_WIDTH - 3] + "..."
     return (check.name, verdict, *shown, check.unit, where)
+
+
+def _figure(value: float | None, unit: str) -> str:
+    """Write one figure; `-` for what is no number."""
+    if value is None:
+        return "-"
+    return f"{value:.1e}" if unit == "ratio" and value else count(value)
 
 
 def _exception_lines(result: Verification, width: int) -> list[Text]:

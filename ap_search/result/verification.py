@@ -16,7 +16,8 @@ class Check:
     ok : bool
         Whether they agree within the tolerance; true also where an exception is named.
     expected, actual : float
-        In the unit: of the rank that is furthest off, or where all agree of the one with the largest figure.
+        In the unit: of the rank that is furthest off, or where all agree of the one with the largest figure. None for
+        what is no finite number.
     tolerance : float
         Largest difference allowed, in the unit.
     unit : str
@@ -30,7 +31,7 @@ class Check:
     name: str
     ok: bool
     expected: float
-    actual: float
+    actual: float | None
     tolerance: float
     unit: str
     where: str = ""
