@@ -92,7 +92,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens of shape (seq, batch, hidden) to the same shape."""
         if self.recompute:
-            again: Tensor = checkpoint(self._run, x, use_reentrant=False, preserve_rng_state=False)
+            # All of the forward is run again, its combine too, as Megatron-LM's checkpoint does and as is priced.
+            again: Tensor = checkpoint(self._run, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
             return again
         return self._run(x)
 
