@@ -124,23 +124,9 @@ def test_another_run_may_hold_any_port() -> None:
             del os.environ["MASTER_PORT"]
 
 
-def test_under_torchrun_the_ranks_are_its_own(tmp_path: Path) -> None:
-    """Each process that torchrun starts is a rank; all of them get the answer; another number of them is refused."""
-    script = tmp_path / "run.py"
-    script.write_text(
-        "from tests.verify import ranks\n"
-        "from ap_search.errors import SpecError\n"
-        "from ap_search.runtime.launch import launch\n"
-        "for devices in (3, 2):\n"
-        "    try:\n"
-        "        print(launch(ranks.adding, 'sum', devices=devices, timeout_s=60, progress=print), flush=True)\n"
-        "    except SpecError as error:\n"
-        "        print(error, flush=True)\n",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", script]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    assert run.returncode == 0, run.stderr
-    refused = "--devices: is 3, but torchrun started 2 processes (legal: 2)"
-    assert sorted(run.stdout.split("\n")) == ["", *[refused] * 2, *["sum 1 gloo cpu 1"] * 2]
+def test_torchrun_must_have_started_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything waits for ranks that do not exist."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match=r"--devices: is 3, but torchrun started 2 processes \(legal: 2\)"):
+        _run(ranks.adding, "", devices=3)

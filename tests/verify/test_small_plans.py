@@ -11,7 +11,7 @@ from ap_search.runtime.settings import RunSettings
 from ap_search.runtime.support import check_supported
 from ap_search.runtime.verify import VerifyJob
 from ap_search.setting import load_execution
-from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, Model, MoeFfn
+from ap_search.spec.blocks import Attention, DenseFfn, LayerKind, Model, MoeFfn, QkNorm
 from tests.verify import ranks
 
 DEVICES = 4
@@ -30,6 +30,7 @@ class Case:
     widths: tuple[int, int, int]
     gated: bool
     score_function: str
+    extras: frozenset[str]
     layers: tuple[int, ...]
     plan: str
     seed: int
@@ -38,7 +39,8 @@ class Case:
     def model(self) -> Model:
         """Dense, or with experts in some layers; what the memory model counts exactly."""
         dense, expert, shared = self.widths
-        mixer = Attention(num_heads=self.heads, num_kv_heads=self.key_heads, qk_head_dim=8, v_head_dim=8)
+        norm = QkNorm.HEAD if "qk_norm" in self.extras else QkNorm.NONE
+        mixer = Attention(num_heads=self.heads, num_kv_heads=self.key_heads, qk_head_dim=8, v_head_dim=8, qk_norm=norm)
         moe = MoeFfn(
             num_experts=self.experts,
             top_k=self.top_k,
@@ -46,6 +48,9 @@ class Case:
             gated=self.gated,
             shared_width=shared,
             score_function=self.score_function,
+            score_bias="score_bias" in self.extras,
+            shared_gate="shared_gate" in self.extras and shared > 0,
+            latent_width=16 if "latent" in self.extras else 0,
         )
         plain = LayerKind(mixer=mixer, ffn=DenseFfn(width=dense, gated=not self.gated))
         kinds = (plain, LayerKind(mixer=mixer, ffn=moe)) if 1 in self.layers else (plain,)
@@ -74,7 +79,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Models and plans; what a rule or the runtime refuses is drawn again."""
-    heads = draw(st.sampled_from([4, 8]))
+    heads = draw(st.sampled_from([2, 4, 8]))
     layers = tuple(draw(st.lists(st.sampled_from([0, 1]), min_size=2, max_size=4)))
     layers = (0, *layers) if 0 not in layers else layers
     tp, pp = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]))
@@ -89,12 +94,13 @@ def cases(draw: st.DrawFn) -> Case:
         parts["vpp"] = 2 if knobs["schedule"] == "interleaved" else 1
     case = Case(
         heads=heads,
-        key_heads=draw(st.sampled_from([4, heads])),
+        key_heads=draw(st.sampled_from([2, heads])),
         experts=draw(st.sampled_from([4, 8])),
         top_k=draw(st.integers(1, 3)),
         widths=(draw(st.sampled_from([16, 40])), draw(st.sampled_from([8, 12])), draw(st.sampled_from([0, 16]))),
         gated=draw(st.booleans()),
         score_function=draw(st.sampled_from(["softmax", "sigmoid"])),
+        extras=frozenset(draw(st.sets(st.sampled_from(["qk_norm", "score_bias", "shared_gate", "latent"])))),
         layers=layers,
         plan=",".join(f"{name}={value}" for name, value in (parts | knobs).items()),
         seed=draw(st.integers(0, 99)),
