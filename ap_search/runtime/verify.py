@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ap_search.cost.context import CostContext
+from ap_search.errors import SpecError
+from ap_search.limits import MAX_STEPS
 from ap_search.plan.plan import Plan, Sharding
 from ap_search.plan.text import plan_name
 from ap_search.result.verification import Check, Verification, read_verification
@@ -65,10 +67,12 @@ def run_verify(job: VerifyJob, *, timeout_s: float, progress: Progress) -> Verif
     Raises
     ------
     SpecError
-        The machine may not run so many processes.
+        The machine may not run so many processes; no number of steps.
     RunFailed
         A rank failed.
     """
+    if not 1 <= job.steps <= MAX_STEPS:
+        raise SpecError("--steps", f"got {job.steps!r}", f"an integer from 1 to {MAX_STEPS}")
     devices = job.context.job.devices
     return read_verification(launch(verify_rank, job, devices=devices, timeout_s=timeout_s, progress=progress))
 
