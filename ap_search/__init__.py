@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         search,
         validate,
         validate_log,
+        verify,
     )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "search",
     "validate",
     "validate_log",
+    "verify",
 ]
 
 # The (empty) subpackage first and out of sight: importing it later would hide the function of the same name.

@@ -2,26 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from ap_search.calibration.calibrate import calibrate, calibrate_log
 from ap_search.cost.alternatives import with_imbalance
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.validate import validate, validate_log
 from ap_search.limits import MAX_TOP
+from ap_search.listed import list_clusters, list_models, list_software
 from ap_search.plan.plan import Plan
 from ap_search.plan.text import knob_text, names_layout, parse_plan
 from ap_search.result import (
-    ClusterRow,
-    ModelSummary,
     Optimality,
     PricedPlan,
     SearchResult,
     SearchSummary,
-    SoftwareRow,
 )
+from ap_search.result.verification import Verification
+from ap_search.runtime.settings import DtypeName, RunSettings
+from ap_search.runtime.support import check_supported
 from ap_search.search.domains import search_domains
 from ap_search.search.engine import Progress, run_search
 from ap_search.search.explain import explain_empty
@@ -29,12 +31,11 @@ from ap_search.search.explanation import explain_plan
 from ap_search.search.layouts import layout_maker
 from ap_search.search.levers import price_judged
 from ap_search.search.rules import violations
-from ap_search.setting import Chosen, Setting, load_setting, model_summary
+from ap_search.setting import Chosen, Setting, load_execution, load_setting
 from ap_search.spec.blocks import Model
 from ap_search.spec.cluster import load_cluster
 from ap_search.spec.machine import Machine
 from ap_search.spec.model import load_model
-from ap_search.spec.presets import preset_names
 from ap_search.spec.profiles import load_software
 from ap_search.spec.software import Software
 
@@ -51,7 +52,11 @@ __all__ = [
     "search",
     "validate",
     "validate_log",
+    "verify",
 ]
+
+# PyTorch, and what needs it, is imported where a plan is executed and nowhere else.
+# ruff: noqa: PLC0415
 
 DEFAULT_CLUSTER = "h100-sxm"
 DEFAULT_SOFTWARE = "default"
@@ -291,32 +296,77 @@ def _price_named(setting: Setting, name: str) -> PricedPlan:
     return with_imbalance(setting.cost, priced)
 
 
-def list_models() -> tuple[ModelSummary, ...]:
-    """Read the model presets: sizes and layers, in order of name."""
-    return tuple(model_summary(load_model(name)) for name in preset_names("models"))
+def verify(
+    *,
+    devices: int,
+    plan: str,
+    model: str | Path | Model = "toy-moe",
+    steps: int = 3,
+    dtype: str = "float32",
+    global_batch: int | None = None,
+    seq_len: int = 32,
+    capacity_factor: float | None = None,
+    pad_to_capacity: bool = False,
+    seed: int = 0,
+    timeout_s: float = 300.0,
+    progress: Progress | None = None,
+) -> Verification:
+    """Execute a plan small, one process per device, and compare with one process and with the prediction.
 
+    Parameters
+    ----------
+    devices : int
+        Processes; under torchrun as many as it started.
+    plan : str
+        `tp=2,ep=4`, or a plan's short name as printed.
+    model : str, Path or Model
+        As for `search`; one that a few processes can hold.
+    steps : int
+        Training steps, each with an update.
+    dtype : str
+        Type of weights and activations in which results are compared: `float32`, `float64`, `bfloat16`.
+    global_batch : int, optional
+        Sequences per step; two micro-batches per pipeline stage by default.
+    seq_len : int
+        Tokens per sequence.
+    capacity_factor, pad_to_capacity : float, optional, and bool
+        As for `search`.
+    seed : int
+        Of weights and tokens.
+    timeout_s : float
+        Seconds that the run may take.
+    progress : callable, optional
+        Called with what is being done and which share of it is done, 0..1.
 
-def list_clusters() -> tuple[ClusterRow, ...]:
-    """Read the cluster presets: device, memory, peaks and links, in order of name."""
-    rows = []
-    for name in preset_names("clusters"):
-        machine = load_cluster(name)
-        rows.append(
-            ClusterRow(
-                name=name,
-                device=machine.device,
-                memory_bytes=machine.device_memory_bytes,
-                peak_bf16_flops_per_s=machine.peak_bf16_flops_per_s,
-                devices_per_domain=machine.devices_per_domain,
-                scale_up_bytes_per_s=machine.scale_up.bytes_per_s,
-                network_bytes_per_s=machine.network.bytes_per_s,
-                sources=len(machine.sources),
-            )
-        )
-    return tuple(rows)
+    Returns
+    -------
+    Verification
+        Every check; `ok` where all hold.
 
+    Raises
+    ------
+    SpecError
+        Bad input, a plan that the runtime does not support, no PyTorch.
+    RunFailed
+        A process failed; all others are ended.
 
-def list_software() -> tuple[SoftwareRow, ...]:
-    """Read the software profiles: name and description, in order of name."""
-    profiles = (load_software(name) for name in preset_names("software"))
-    return tuple(SoftwareRow(name=profile.name, description=profile.description) for profile in profiles)
+    Source: docs/guides/verify.md.
+    """
+    if find_spec("torch") is None:
+        raise SpecError("verify", "needs PyTorch, which is not installed", 'pip install "ap-search[runtime]"')
+    capacity: dict[str, Any] = {"capacity_factor": capacity_factor, "pad_to_capacity": pad_to_capacity}
+    settings = RunSettings(seq_len=seq_len, seed=seed, dtype=cast(DtypeName, dtype), **capacity)
+    setting, executed = load_execution(
+        model=model,
+        devices=devices,
+        plan=plan,
+        global_batch=global_batch,
+        replicas=settings.hsdp_replicas,
+        seq_len=seq_len,
+        **capacity,
+    )
+    check_supported(setting.cost.model, executed, settings)
+    from ap_search.runtime.verify import VerifyJob, run_verify
+
+    job = VerifyJob(context=setting.cost, plan=executed, settings=settings, steps=steps)
+    return run_verify(job, timeout_s=timeout_s, progress=progress or _quiet)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ap_search.cli_flags import ABOUT, EXAMPLES, FILE_FLAGS, FLAGS
 from ap_search.cli_values import did_you_mean, flag_of, legal_text, missing_faults, raise_any, read_all
-from ap_search.errors import Fault, SpecError
+from ap_search.errors import Fault, RunFailed, SpecError
 from ap_search.version import __version__
 
 if TYPE_CHECKING:
     from ap_search.fidelity.records import ValidationResult
     from ap_search.result import SearchResult
+    from ap_search.result.verification import Verification
 
 # The machinery of an answer (numpy, pydantic, the solver) is imported inside the actions: --help waits for none of it.
 # ruff: noqa: PLC0415
@@ -65,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for fault in error.faults:
             _complain(f"error: {_in_flags(fault)}")
         return BAD_INPUT
+    except RunFailed as error:
+        print(error.trace, file=sys.stderr, end="")
+        _complain(f"error: {error}")
+        return INTERNAL_ERROR
     except BrokenPipeError:
         _silence_stdout()
         return READER_LEFT
@@ -131,7 +136,7 @@ def _search(flags: argparse.Namespace, faults: list[Fault]) -> int:
 
     with shown_progress() as progress:
         result = api.search(**arguments, progress=progress)
-    return _answer(result, flags.json, render_search)
+    return _answer(result, flags.json, render_search, code=FOUND if result.feasible else NOTHING_FEASIBLE)
 
 
 def _estimate(flags: argparse.Namespace, faults: list[Fault]) -> int:
@@ -141,21 +146,18 @@ def _estimate(flags: argparse.Namespace, faults: list[Fault]) -> int:
     from ap_search import api
     from ap_search.report.terminal import render_estimate
 
-    return _answer(api.estimate(**arguments), flags.json, render_estimate)
+    result = api.estimate(**arguments)
+    return _answer(result, flags.json, render_estimate, code=FOUND if result.feasible else NOTHING_FEASIBLE)
 
 
-def _answer(result: "SearchResult", target: str | None, write: Callable[..., str]) -> int:
+def _answer(result: "SearchResult | Verification", target: str | None, write: Callable[..., str], *, code: int) -> int:
     """Put the answer where it was asked for."""
-    if target == "-":
-        _emit(result.to_json_text())
-    else:
-        text = write(result, **_screen())
-        if target is not None:
-            from ap_search.report.json_file import write_target
+    if target not in (None, "-"):
+        from ap_search.report.json_file import write_target
 
-            write_target(target, result.to_json_text())
-        _emit(text)
-    return FOUND if result.feasible else NOTHING_FEASIBLE
+        write_target(str(target), result.to_json_text())
+    _emit(result.to_json_text() if target == "-" else write(result, **_screen()))
+    return code
 
 
 def _validate(flags: argparse.Namespace, faults: list[Fault]) -> int:
@@ -252,6 +254,20 @@ def _calibrate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict
     return asked | {"fit": written or ["cluster", "software"]} | ({"log": log} if log else {"files": runs})
 
 
+def _verify(flags: argparse.Namespace, faults: list[Fault]) -> int:
+    """Execute a plan, and answer with every check; of torchrun's processes the first one speaks."""
+    arguments = _job_arguments(flags, faults)
+    from ap_search import api
+    from ap_search.report.progress import shown_progress
+    from ap_search.report.verification import render_verification
+
+    with shown_progress() as progress:
+        result = api.verify(**arguments, progress=progress)
+    silent = os.environ.get("RANK", "0") != "0"
+    code = FOUND if result.ok else NOTHING_FEASIBLE
+    return code if silent else _answer(result, flags.json, render_verification, code=code)
+
+
 def _presets(flags: argparse.Namespace, faults: list[Fault]) -> int:
     """List the presets that the command names."""
     raise_any(faults)
@@ -272,6 +288,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, list[Fault]], int]] = {
     "estimate": _estimate,
     "validate": _validate,
     "calibrate": _calibrate,
+    "verify": _verify,
     "models": _presets,
     "clusters": _presets,
     "software": _presets,
@@ -302,7 +319,7 @@ def _unknown_faults(rest: Sequence[str], flags: argparse.Namespace) -> list[Faul
 
 def _in_flags(fault: Fault) -> Fault:
     """Call an argument of the Python functions what the user of the command line calls it."""
-    flags = {flag for flag, *_ in (*FLAGS["estimate"], *FLAGS["calibrate"], *FLAGS["validate"])}
+    flags = {flag for flag, *_ in (*FLAGS["estimate"], *FLAGS["calibrate"], *FLAGS["validate"], *FLAGS["verify"])}
     return replace(fault, path=flag_of(fault.path)) if flag_of(fault.path) in flags else fault
 
 

@@ -1,14 +1,27 @@
 """The flags of the command line as data: placeholders, defaults, bounds, legal words, help."""
 
-from ap_search.limits import MAX_DEVICES, MAX_GIB, MAX_GLOBAL_BATCH, MAX_REDUNDANT_EXPERTS, MAX_SEQ_LEN, MAX_TOP
+from ap_search.limits import (
+    MAX_DEVICES,
+    MAX_GIB,
+    MAX_GLOBAL_BATCH,
+    MAX_REDUNDANT_EXPERTS,
+    MAX_SEED,
+    MAX_SEQ_LEN,
+    MAX_STEPS,
+    MAX_TIMEOUT_S,
+    MAX_TOP,
+)
 
-LOWEST = {"redundant_experts": 0}
+LOWEST = {"redundant_experts": 0, "seed": 0}
 HIGHEST = {
     "devices": MAX_DEVICES,
     "global_batch": MAX_GLOBAL_BATCH,
     "seq_len": MAX_SEQ_LEN,
     "redundant_experts": MAX_REDUNDANT_EXPERTS,
     "top": MAX_TOP,
+    "steps": MAX_STEPS,
+    "seed": MAX_SEED,
+    "timeout_s": MAX_TIMEOUT_S,
 }
 HIGHEST_FACTOR = {"capacity_factor": 65_536}
 LOWEST_GIB = {"memory_limit_gib": "above 0", "reserve_gib": "0"}
@@ -19,6 +32,7 @@ CHOICES = {
     "placement": ("contiguous", "eplb", "lplb", "ideal"),
     "only": ("moe", "dense"),
     "leave_out": ("group", "source", "model", "hardware"),
+    "dtype": ("float32", "float64", "bfloat16"),
 }
 FILE_FLAGS = ("plot", "markdown", "json", "out", "software_out")
 REQUIRED = {
@@ -91,11 +105,28 @@ CALIBRATE_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
         if flag[0] in ("--model", "--devices", "--plan", "--global-batch", "--seq-len", "--precision")
     ),
 )
+
+# Of `verify`: what is executed, and how.
+VERIFY_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
+    ("--devices", "N", None, "processes, one per device of the plan (required)"),
+    PLAN_FLAG,
+    ("--model", "M", "toy-moe", "preset name, YAML, or Hugging Face config.json of a small model (toy-moe)"),
+    ("--steps", "K", "3", "training steps (3)"),
+    ("--dtype", "T", "float32", "type in which results are compared: float32 float64 bfloat16 (float32)"),
+    ("--global-batch", "B", None, "sequences per step (two micro-batches per pipeline stage)"),
+    ("--seq-len", "S", "32", "tokens per sequence (32)"),
+    ("--capacity-factor", "X", None, "token copies that an expert takes over its even share; the rest drop (dropless)"),
+    ("--pad-to-capacity", "", None, "fill each expert's input up to its capacity"),
+    ("--seed", "I", "0", "of weights and tokens (0)"),
+    ("--timeout-s", "S", "300", "seconds that the run may take (300)"),
+    ("--json", "PATH", None, "write the machine-readable result to PATH; with - alone on stdout"),
+)
 FLAGS = {
     "": JOB_FLAGS,
     "estimate": (PLAN_FLAG, *JOB_FLAGS),
     "validate": RUN_FLAGS,
     "calibrate": CALIBRATE_FLAGS,
+    "verify": VERIFY_FLAGS,
 }
 
 AXES_AND_EXIT_CODES = """
@@ -128,6 +159,7 @@ commands:
   ap-search estimate ... --plan PLAN    price one plan, feasible or not
   ap-search validate [RUNS ...]         price recorded runs, compare with what was measured
   ap-search calibrate --runs FILE ...   fit constants on recorded runs, write files to search with
+  ap-search verify ... --plan PLAN      execute a plan small, compare with what is predicted
   ap-search models                      list model presets
   ap-search clusters                    list cluster presets
   ap-search software                    list software profiles""",
@@ -143,6 +175,10 @@ files of runs (ap-search validate --template prints one); the tool's own sets wi
 Fit the few constants of a cluster and of a software profile that recorded runs identify, judge them
 on groups of runs that are left out, and write whole files for --cluster and --software. Constants that
 the runs cannot tell stay as they are. Without --out and --software-out nothing is written.""",
+    "verify": """\
+Execute a plan small: one process per device (on GPUs where each has its own, else on CPUs), forward,
+backward and update. Outputs, gradients and weights must equal those of one process on the same tokens,
+bytes sent, kept and saved those that are predicted. Needs PyTorch: pip install "ap-search[runtime]".""",
     "models": "List the model presets: parameters in all and active for one token, layers, experts.",
     "clusters": "List the cluster presets: a device's memory and peak, its network in and beyond the scale-up domain.",
     "software": "List the profiles of trainers' software: what is fused, overlapped, captured in graphs.",
@@ -178,5 +214,14 @@ examples:
 
 exit codes: 0 constants were adopted, 1 none: they would be no better on runs left out (no file is written),
 2 bad input (one line per fault on stderr)
+""",
+    "verify": """\
+examples:
+  ap-search verify --devices 4 --plan "ep=2"
+  ap-search verify --devices 8 --plan "pp=2,ep=2,sharding=zero3" --dtype float64 --json -
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \\
+    -m ap_search verify --devices 16 --plan "tp=2,ep=8"
+
+exit codes: 0 all checks hold, 1 one does not, 2 bad input, 70 a process failed (its traceback on stderr)
 """,
 }

@@ -43,3 +43,11 @@ class SpecError(Exception):
         error.faults = every
         error.args = ("\n".join(str(fault) for fault in every),)
         return error
+
+
+class RunFailed(Exception):
+    """A run of several processes did not end well: what happened, and the traceback of the rank that failed first."""
+
+    def __init__(self, what: str, trace: str = "") -> None:
+        super().__init__(what)
+        self.trace = trace

@@ -1,18 +1,20 @@
 """What one call works with: model, cluster, software and job loaded together, all their faults at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ap_search.cost.context import CostContext
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.expectation import expectation
-from ap_search.plan.text import parse_knob_values
+from ap_search.plan.plan import Plan, Sharding
+from ap_search.plan.text import names_layout, parse_knob_values, parse_plan
 from ap_search.result import ClusterSummary, JobSummary, ModelSummary
 from ap_search.result.fidelity import Expectation
+from ap_search.search.layouts import layout_maker
 from ap_search.search.lplb import lplb_min_max
-from ap_search.search.rules import RuleContext
+from ap_search.search.rules import RuleContext, violations
 from ap_search.spec.blocks import Model
 from ap_search.spec.cluster import load_cluster
 from ap_search.spec.job import Job
@@ -26,6 +28,20 @@ from ap_search.spec.software import Software
 
 Chosen = tuple[tuple[str, tuple[int, ...]], ...]
 LoadedT = TypeVar("LoadedT")
+
+# What executing a plan fixes: nothing of it enters a figure that is compared.
+_EXECUTED_ON = "h100-sxm"
+_EXECUTED: dict[str, Any] = {
+    "software": "default",
+    "chosen": None,
+    "precision": None,
+    "memory_limit_gib": None,
+    "reserve_gib": None,
+    "load": "balanced",
+    "placement": "contiguous",
+    "redundant_experts": 0,
+    "target": "any",
+}
 
 # Flags that are judged against the model or the cluster, so that nothing can be said of them where that is bad.
 _JUDGED_BY_MODEL = ("load", "placement", "redundant_experts", "capacity_factor", "pad_to_capacity")
@@ -94,6 +110,60 @@ def load_setting(
         fidelity=expectation(machine, profile, moe=loaded.moe is not None),
         chosen=candidates,
     )
+
+
+def load_execution(
+    *, model: str | Path | Model, devices: int, plan: str, global_batch: int | None, replicas: int, **job_flags: Any
+) -> tuple[Setting, Plan]:
+    """Load a model and a plan that is to be executed, and refuse a plan that breaks a rule.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        As for `load_setting`.
+    devices : int
+        Ranks.
+    plan : str
+        Axes and knobs, or a plan's name.
+    global_batch : int or None
+        Sequences per step; by default two micro-batches per stage.
+    replicas : int
+        Replicas of a hybrid sharded plan.
+    job_flags
+        As for `make_job`.
+
+    Returns
+    -------
+    tuple of Setting and Plan
+
+    Raises
+    ------
+    SpecError
+        Bad input, all faults of one kind at once; every rule that the plan breaks.
+
+    Notes
+    -----
+    A1. The cluster decides no figure that is compared, but where HSDP cuts its replicas: one per scale-up domain.
+    """
+    loaded = model if isinstance(model, Model) else load_model(model)
+    flags = {**_EXECUTED, **job_flags, "model": loaded, "devices": devices}
+
+    def read(batch: int, machine: Machine) -> tuple[Setting, Plan]:
+        setting = load_setting(**flags, global_batch=batch, cluster=machine)
+        maker = layout_maker(setting.cost)
+        return setting, parse_plan(plan, devices=devices, global_batch=batch, default_layout=maker, model=loaded)
+
+    machine = load_cluster(_EXECUTED_ON)
+    _, asked = read(global_batch or 1, machine)
+    if asked.sharding == Sharding.HSDP:
+        size = max(1, asked.dp * asked.cp * asked.tp // replicas)
+        level = replace(machine.scale_up, size=size)
+        machine = replace(machine, devices_per_domain=size, levels=(level, *machine.levels[1:]))
+    setting, asked = read(global_batch or 2 * asked.pp * asked.mbs * asked.dp, machine)
+    broken = violations(replace(setting.rules, given_layout=names_layout(plan)), asked)
+    if broken:
+        raise SpecError.of(Fault(path="--plan", reason=f"{each.rule_id}: {each.message}") for each in broken)
+    return setting, asked
 
 
 def _tried(faults: list[Fault], load: Callable[[], LoadedT]) -> LoadedT | None:

@@ -60,8 +60,8 @@ def attention_saved_bytes(attention: Attention, hidden: int, shapes: Shapes) -> 
     -------
     FloatArray
         Per token: layer input and norm output 4h, norm statistic 4 (split by sequence parallelism); queries, keys,
-        values, output and log-sum-exp (split over tp, at least one key head per rank); latents and their norm outputs
-        of MLA and of low-rank queries.
+        values, output and log-sum-exp (split over tp, at least one key head per rank); inputs and statistics of q/k
+        norms; latents and their norm outputs of MLA and of low-rank queries.
 
     Notes
     -----
@@ -79,10 +79,13 @@ def attention_saved_bytes(attention: Attention, hidden: int, shapes: Shapes) -> 
         keys = np.maximum(attention.num_kv_heads / shapes.tp, 1.0)
     local = BF16_BYTES * (2 * hidden + latent) + FP32_BYTES
     projected = queries * attention.qk_head_dim + keys * (attention.qk_head_dim + attention.v_head_dim)
+    statistics = queries
     if attention.qk_norm is not QkNorm.NONE:
         projected = projected + (queries + keys) * attention.qk_head_dim
+        # One per head that is normalised, or one for all queries and one for all keys.
+        statistics = statistics + (queries + keys if attention.qk_norm is QkNorm.HEAD else 2.0)
     output = queries * attention.v_head_dim * (2 if attention.output_gate else 1)
-    return shapes.local_tokens * local + shapes.tokens * (BF16_BYTES * (projected + output) + FP32_BYTES * queries)
+    return shapes.local_tokens * local + shapes.tokens * (BF16_BYTES * (projected + output) + FP32_BYTES * statistics)
 
 
 def mla_up_projected_bytes(attention: Attention, shapes: Shapes) -> FloatArray:
@@ -165,6 +168,26 @@ def _dense_memory(
     return saved, np.where(shapes.recomputes(Recompute.MLP), inner + norm_out + extra, 0.0), inner
 
 
+def router_saved_bytes(moe: MoeFfn, shapes: Shapes) -> FloatArray:
+    """Bytes of logits and scores that a router saves per micro-batch, on one device.
+
+    Parameters
+    ----------
+    moe : MoeFfn
+        Experts.
+    shapes : Shapes
+        Tokens.
+
+    Returns
+    -------
+    FloatArray
+        8 bytes per token and expert: both in fp32.
+
+    Source: Megatron-LM `megatron/core/transformer/moe/router.py`.
+    """
+    return shapes.local_tokens * moe.num_experts * 2 * FP32_BYTES
+
+
 def _moe_memory(
     moe: MoeFfn, hidden: int, shapes: Shapes, shape: DispatchShape, keeps: Keeps
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -174,10 +197,13 @@ def _moe_memory(
     rows = shape.aligned_rows
     act = rows * BF16_BYTES * second / shapes.etp
     copies = rows * (BF16_BYTES * (travelling + first / shapes.etp) + FP32_BYTES) + act
-    router = shapes.local_tokens * moe.num_experts * 2 * FP32_BYTES
-    latent = shapes.local_tokens * BF16_BYTES * 2 * moe.latent_width
+    router = router_saved_bytes(moe, shapes)
+    # The first latent projection's output goes to the dispatch, which keeps none of it.
+    latent = shapes.local_tokens * BF16_BYTES * moe.latent_width
     shared_first, shared_second = ffn_inner_elements(moe.shared_width, gated=moe.shared_gated)
     shared = shapes.tokens * BF16_BYTES * (shared_first + shared_second) / shapes.tp
+    if moe.shared_gate:  # A product of the shared experts' output and a number per token.
+        shared = shared + shapes.local_tokens * BF16_BYTES * (hidden + 1)
     norm_out = shapes.local_tokens * BF16_BYTES * hidden
     outer = norm_out * 2 + shapes.local_tokens * FP32_BYTES
     inner = copies + router + latent + shared + moe_extra_bytes(moe, hidden, shapes, shape=shape, keeps=keeps)

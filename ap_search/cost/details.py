@@ -15,7 +15,7 @@ from ap_search.cost.rows import as_breakdown, exposed_parts_s
 from ap_search.cost.stage_memory import Moment, StageBytes, stage_bytes
 from ap_search.cost.stages import StageRun, stage_runs
 from ap_search.cost.state import ParamBytes
-from ap_search.cost.step import GroupTime, group_time
+from ap_search.cost.step import GroupTime, StageSeconds, group_time
 from ap_search.plan.plan import Plan
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import plan_name
@@ -70,7 +70,7 @@ def price_plan(
     group = plan_group(prepare(context, PlanTable.from_plans([plan])), np.zeros(1, dtype=np.int64))
     runs = stage_runs(group.context.model, group.layout, schedule=group.schedule, every=True)
     timed = group_time(group, runs)
-    job = context.job
+    job, critical = context.job, int(timed.span.critical[0])
     step_s = float(timed.step_s[0])
     own = plan.dp * plan.cp * plan.tp * plan.pp
     tokens = plan.dp * plan.mbs * plan.num_microbatches * job.seq_len / step_s / own
@@ -95,8 +95,8 @@ def price_plan(
         time=as_breakdown(exposed_parts_s(group, runs, timed)[:, 0]),
         hidden=_hidden(group, runs, timed),
         notes=tuple(note for note in (unpaired_reason(group.context, plan),) if note),
-        traffic=_traffic(group, runs, timed),
-        critical_stage=runs[int(timed.span.critical[0])].stage,
+        traffic=stage_traffic(group, runs[critical], timed.seconds[critical]),
+        critical_stage=runs[critical].stage,
         stage_times_s=tuple(
             float(stage.forward[0] + stage.backward[0] + stage.replica_each[0]) * plan.num_microbatches
             - float(hidden[:, 0].sum())
@@ -173,10 +173,30 @@ def _hidden(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> H
     )
 
 
-def _traffic(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> Traffic:
-    """Bytes that the busiest device of the critical stage sends in one step."""
-    critical, plan = int(timed.span.critical[0]), group.table.row(0)
-    run, stage = runs[critical], timed.seconds[critical]
+def stage_traffic(group: PlanGroup, run: StageRun, seconds: StageSeconds) -> Traffic:
+    """Count what the busiest device of one stage sends in one step, bytes.
+
+    Parameters
+    ----------
+    group : PlanGroup
+        One plan.
+    run : StageRun
+        The stage.
+    seconds : StageSeconds
+        What `stage_seconds` gave for it.
+
+    Returns
+    -------
+    Traffic
+        Whole bytes, the device itself left out.
+
+    Notes
+    -----
+    A1. The first and the last stage send one tensor fewer per micro-batch than middle ones.
+
+    Source: docs/cost-model/dispatch.md, docs/cost-model/data-parallel.md, docs/cost-model/pipeline.md.
+    """
+    plan = group.table.row(0)
     counts = run.counts * run.share * plan.num_microbatches
     sent = sum(
         (
@@ -188,7 +208,7 @@ def _traffic(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTime) -> 
     hop = float(group.local_tokens[0]) * group.context.model.hidden_size * BF16_BYTES
     ends = (run.stage == 0) + (run.stage == plan.pp - 1)
     sends = (2 * plan.vpp - ends) * plan.num_microbatches if plan.pp > 1 else 0
-    each, once = np.asarray(stage.replica.sent_each_bytes), np.asarray(stage.replica.sent_once_bytes)
+    each, once = np.asarray(seconds.replica.sent_each_bytes), np.asarray(seconds.replica.sent_once_bytes)
     replica = float(each[0]) * plan.num_microbatches + float(once[0])
     return Traffic(
         dispatch_bytes=round(float(sent[Wire.DISPATCH])),

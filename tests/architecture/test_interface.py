@@ -57,6 +57,23 @@ def test_flags_of_commands_on_runs_are_the_documented_ones(command: str, title: 
     assert {flag: action.metavar for flag, action in _actions(command).items()} == written
 
 
+def test_flags_of_verify_are_the_documented_ones() -> None:
+    """Same flags, same placeholders, same defaults; and the function takes them."""
+    section = re.search(r"^## Executed plans: verify\n(.*?)^## ", GUIDE, re.MULTILINE | re.DOTALL)
+    assert section
+    rows = [row.split(" | ") for row in re.findall(r"^\| (`--.*) \|$", section[1], re.MULTILINE)]
+    actions = _actions("verify")
+    written = {}
+    for first, _, said in rows:
+        for flag, placeholder in re.findall(r"`(--[a-z-]+)(?: ([^`]+))?`", first):
+            written[flag] = placeholder or None
+            default = actions[flag].default
+            assert said.strip("`") == default or default in (None, False), flag
+    assert {flag: action.metavar for flag, action in actions.items()} == written
+    parameters = set(inspect.signature(api.verify).parameters) - {"progress"}
+    assert parameters == {flag.removeprefix("--").replace("-", "_") for flag in actions} - {"json"}
+
+
 def test_defaults_are_the_documented_ones() -> None:
     """A default that the parser has stands in the table's last column."""
     for flag, (_, said) in _documented().items():
@@ -70,7 +87,7 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_commands_are_the_documented_ones() -> None:
     """Every command has its line in the guide."""
     first = GUIDE.split("## Flags")[0]
-    documented = set(re.findall(r"\b(estimate|validate|calibrate|[a-z]+(?= \||  +list| +list))\b", first))
+    documented = set(re.findall(r"\b(estimate|validate|calibrate|verify|[a-z]+(?= \||  +list| +list))\b", first))
     assert set(filter(None, cli.ACTIONS)) == documented
 
 

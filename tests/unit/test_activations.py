@@ -86,9 +86,11 @@ def test_each_rank_keeps_at_least_one_key_head() -> None:
 
 
 def test_query_and_key_norms_keep_their_inputs() -> None:
-    """2 x (16 + 8) x 64 bytes per token more."""
-    normed = replace(MIXER, qk_norm=QkNorm.HEAD)
-    assert attention("tp=1", normed) - attention("tp=1") == T * 2 * 24 * 64
+    """2 x (16 + 8) x 64 bytes per token more, and a statistic for each of the 24 heads, or for queries and for keys."""
+    by_head, whole = (replace(MIXER, qk_norm=norm) for norm in (QkNorm.HEAD, QkNorm.WIDTH))
+    assert attention("tp=1", by_head) - attention("tp=1") == T * (2 * 24 * 64 + 4 * 24)
+    assert attention("tp=1", whole) - attention("tp=1") == T * (2 * 24 * 64 + 4 * 2)
+    assert attention("tp=2", by_head) - attention("tp=2") == T * (2 * 24 * 64 + 4 * 24) / 2
 
 
 def test_low_rank_queries_keep_their_latent() -> None:
@@ -139,11 +141,15 @@ def test_busiest_rank_saves_its_own_copies() -> None:
 
 
 def test_shared_experts_and_latent_experts() -> None:
-    """Shared experts of 256: 6 x 256 more. A latent width of 128: copies of 2 x 128, projections keep 2 x 2 x 128."""
+    """Shared experts of 256: 6 x 256 more, with a gate their output and one number too. A latent width of 128: copies
+    of 2 x 128; the projection back keeps its input of 2 x 128, the other one's output nobody keeps.
+    """
     shared = memory(LayerKind(mixer=None, ffn=replace(MOE, shared_width=256)), "tp=1")
     assert shared.saved - memory(MOE_LAYER, "tp=1").saved == T * 6 * 256
+    gated = memory(LayerKind(mixer=None, ffn=replace(MOE, shared_width=256, shared_gate=True)), "tp=1")
+    assert gated.saved - shared.saved == T * 2 * (1024 + 1)
     latent = memory(LayerKind(mixer=None, ffn=replace(MOE, latent_width=128)), "tp=1")
-    assert memory(MOE_LAYER, "tp=1").saved - latent.saved == T * (2 * 2 * (1024 - 128) - 2 * 2 * 128)
+    assert memory(MOE_LAYER, "tp=1").saved - latent.saved == T * (2 * 2 * (1024 - 128) - 2 * 128)
 
 
 def test_norms_after_the_blocks_keep_their_inputs() -> None:

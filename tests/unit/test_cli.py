@@ -15,6 +15,7 @@ from ap_search.cli_flags import CHOICES
 from ap_search.errors import Fault, SpecError
 from ap_search.fidelity.select import ONLY
 from ap_search.plan.text import DISPATCHER_VALUES, RECOMPUTE_MODULES, SCHEDULE_VALUES, SETTABLE, SHARDING_VALUES
+from ap_search.runtime.settings import DTYPES
 from ap_search.spec.job import PlacementPolicy, Precision, Target
 from tests.unit.fake_answers import FakeApi, found, nothing, priced
 
@@ -249,7 +250,7 @@ def test_a_flag_without_its_value(refused):
 def test_an_unknown_command_names_the_nearest(refused):
     (line,) = refused("estmate", *JOB)
     assert line.startswith(
-        "'estmate': unknown command, did you mean estimate? (legal: estimate, validate, calibrate, models, "
+        "'estmate': unknown command, did you mean estimate? (legal: estimate, validate, calibrate, verify, "
     )
 
 
@@ -325,6 +326,7 @@ def test_every_command_has_help(capsys, command):
 
 def test_choices_are_those_of_the_job():
     legal = {"precision": tuple(Precision), "placement": tuple(PlacementPolicy), "target": tuple(Target), "only": ONLY}
+    legal["dtype"] = DTYPES
     assert legal | {"leave_out": LEAVE_OUT} == CHOICES
 
 
