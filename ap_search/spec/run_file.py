@@ -120,6 +120,12 @@ class RunFile(_Edge):
     failed: bool = Field(default=False, description="Whether it ended and nobody knows why.")
     assumed: tuple[str, ...] = Field(default=(), description="What you assumed, one `field: what` a line.")
 
+    @model_validator(mode="after")
+    def _check(self) -> "RunFile":
+        if self.unknown and "=" not in self.plan:
+            raise ValueError("unknown names keys of a plan that is written axis=value,...")
+        return self
+
     @field_validator("memory", mode="before")
     @classmethod
     def _several(cls, given: Any) -> Any:
