@@ -153,15 +153,17 @@ def _norms_time(context: CostContext, kind: LayerKind, shapes: Shapes) -> BlockT
 def _wait_for_host(context: CostContext, kind: LayerKind, shapes: Shapes, time: BlockTime) -> None:
     """Add what a layer waits for the host, where the device is done before the next kernels are enqueued.
 
-    Experts padded to capacity have sizes that the host knows beforehand.
+    Experts padded to capacity have sizes that the host knows beforehand. What the busiest rank takes longer comes on
+    top: its host is no faster.
     """
     software = context.software
     waits = kind.is_moe and not context.job.pad_to_capacity
     host = software.host_per_layer_s + (software.host_per_moe_layer_s if waits else 0.0)
     host *= 1.0 if context.job.precision is Precision.BF16 else software.host_fp8_ratio
     again = np.where(shapes.recomputes(Recompute.FULL), host, 0.0)
-    time.forward[Part.OTHER] += np.maximum(host - time.forward.sum(axis=0), 0.0)
-    time.backward[Part.OTHER] += np.maximum(2.0 * host + again - time.backward.sum(axis=0), 0.0)
+    for passed, needed in ((time.forward, host), (time.backward, 2.0 * host + again)):
+        even = passed.sum(axis=0) - passed[Part.IMBALANCE]
+        passed[Part.OTHER] += np.maximum(needed - even, 0.0)
 
 
 def layer_time(context: CostContext, kind: LayerKind, shapes: Shapes, *, shape: DispatchShape | None) -> BlockTime:

@@ -75,7 +75,6 @@ CONSTANTS: tuple[Constant, ...] = (
         spread_ratio=0.3,
         level=True,
     ),
-    Constant(name="sustained", home=Home.CLUSTER, keys=("sustained_ratio",), spread_ratio=0.15),
     Constant(name="gemm", home=Home.CLUSTER, keys=("gemm.efficiency_ratio",), spread_ratio=0.15),
     Constant(name="gemm_fp8", home=Home.CLUSTER, keys=("gemm_fp8.efficiency_ratio",), spread_ratio=0.15),
     Constant(
@@ -124,15 +123,9 @@ CONSTANTS: tuple[Constant, ...] = (
     Constant(
         name="compute_efficiency",
         home=Home.SOFTWARE,
-        keys=("compute_efficiency_ratio",),
+        keys=("compute_efficiency_ratio", "attention_efficiency_ratio"),
         spread_ratio=0.3,
         level=True,
-    ),
-    Constant(
-        name="attention_efficiency",
-        home=Home.SOFTWARE,
-        keys=("attention_efficiency_ratio",),
-        spread_ratio=0.25,
     ),
     Constant(name="memory_efficiency", home=Home.SOFTWARE, keys=("hbm_efficiency_ratio",), spread_ratio=0.2),
     Constant(

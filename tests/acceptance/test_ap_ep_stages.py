@@ -54,11 +54,21 @@ DENSE_FIRST = {
 
 
 def test_ap_ep_06_a_stage_without_moe_layers_dispatches_nothing(tmp_path: Path) -> None:
-    """Four wide dense layers on stage 0, which paces the pipeline: no expert memory, no dispatch, no expert time."""
-    path = tmp_path / "model.json"
+    """Four wide dense layers on stage 0, which paces the pipeline: no expert memory, no dispatch, no expert time.
+
+    The host, which needs longer for MoE layers than such small ones take, costs nothing here.
+    """
+    path, instant = tmp_path / "model.json", tmp_path / "instant.yaml"
     path.write_text(json.dumps(DENSE_FIRST))
+    instant.write_text("name: instant\nhost_per_layer_us: 0.0\nhost_per_moe_layer_us: 0.0\n")
     answer = estimate(
-        model=path, devices=16, global_batch=256, plan="pp=2,ep=8,stage_layers=4+2", explain=True, seq_len=1024
+        model=path,
+        devices=16,
+        global_batch=256,
+        plan="pp=2,ep=8,stage_layers=4+2",
+        explain=True,
+        seq_len=1024,
+        software=instant,
     )
     priced = answer.plans[0]
     dense, moe = priced.memory.stages
