@@ -208,15 +208,13 @@ def _expected(result: SearchResult, width: int) -> list[Text]:
     expected, first = result.fidelity, result.plans[0]
     if expected is None:
         return []
-    band = result.step_time_band_s(first)
-    figures = "" if band is None else f"; this step {' to '.join(number(end) for end in band)} s"
-    if result.search.priced > 1 and band is not None:
-        figures = figures.replace("this step", "the first plan's step")
+    band, which = result.step_time_band_s(first), "the first plan's" if result.search.priced > 1 else "this"
+    figures = "" if band is None else f"{which} step from {' to '.join(number(end) for end in band)} s; "
     origins: dict[str, list[str]] = {}
     for name, origin in expected.provenance:
         origins.setdefault(origin, []).append(name.replace("_", " "))
     said = "; ".join(f"{', '.join(names)}: {origin}" for origin, names in origins.items())
-    values = (("expect", expected.statement + figures), ("origin", said))
+    values = (("expect", figures + expected.statement), ("origin", said))
     lines = [line for label, text in values for line in paragraph(text, width=width, label=label, indent="")]
     return [*texts(lines), Text("")]
 

@@ -67,10 +67,10 @@ class ProfileFile(BaseModel):
         default=180.0, description="The same that an MoE layer adds: launches per expert."
     )
     host_per_layer_us: Microseconds = Field(
-        default=0.0,
+        default=300.0,
         description="Host time to enqueue a layer's forward (backward: twice); a faster device waits, microseconds.",
     )
-    host_per_moe_layer_us: Microseconds = Field(default=0.0, description="The same that an MoE layer adds.")
+    host_per_moe_layer_us: Microseconds = Field(default=2200.0, description="The same that an MoE layer adds.")
     host_fp8_ratio: Annotated[float, Field(ge=1, le=10, strict=True)] = Field(
         default=1.5, description="How much longer the host needs in fp8: casts are kernels of their own."
     )
@@ -83,7 +83,7 @@ class ProfileFile(BaseModel):
         default=0.8, description="Share of the memory bandwidth that norms and elementwise kernels reach."
     )
     compute_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
-        default=1.0,
+        default=0.92,
         description="Share of the device's sustained speed that GEMMs reach in this software.",
     )
     fused_cast_ratio: Annotated[float, Field(ge=1, le=2, strict=True)] = Field(
@@ -91,7 +91,7 @@ class ProfileFile(BaseModel):
         description="Speed of dense fp8 products with fused casts over that with casts of their own.",
     )
     attention_efficiency_ratio: Annotated[float, Field(gt=0, le=1, strict=True)] = Field(
-        default=1.0, description="Share of the fitted kernels' speed that fused attention of this software reaches."
+        default=0.85, description="Share of the fitted kernels' speed that fused attention of this software reaches."
     )
     gradient_bucket_mib: Annotated[float, Field(ge=0, strict=True)] = Field(
         default=0.0, description="Gradients are reduced in buckets of this size, MiB; 0: all at once."
@@ -99,7 +99,7 @@ class ProfileFile(BaseModel):
     dp_reduce_overlap_ratio: Share = Field(default=0.9, description="Gradient reduction beside the last backward.")
     dp_gather_overlap_ratio: Share = Field(default=0.9, description="Weight gathering beside the first forward.")
     fsdp_overlap_ratio: Share = Field(default=0.9, description="ZeRO-3 gathers and reductions beside other layers.")
-    tp_overlap_ratio: Share = Field(default=0.0, description="Tensor-parallel collectives beside their GEMMs.")
+    tp_overlap_ratio: Share = Field(default=0.35, description="Tensor-parallel collectives beside their GEMMs.")
     cp_overlap_ratio: Share = Field(default=0.9, description="The ring of context parallelism beside attention.")
     pp_overlap_ratio: Share = Field(
         default=0.9, description="Stage-to-stage messages of the interleaved schedule; other schedules expose them."

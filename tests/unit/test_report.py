@@ -12,6 +12,8 @@ from ap_search.report.layout import decimals_for, in_unit, name_lines, number, p
 from ap_search.report.listing import render_clusters, render_models, render_software
 from ap_search.report.terminal import render_estimate, render_search, size
 from ap_search.result import ClusterRow, SearchResult, SoftwareRow
+from ap_search.result.fidelity import Expectation
+from ap_search.spec.band import Band
 from ap_search.units import GIB
 from tests.unit.fake_answers import (
     CLUSTER,
@@ -308,3 +310,20 @@ def test_clusters_are_listed_in_their_usual_units():
 def test_software_profiles_are_listed_with_their_descriptions():
     text = render_software([SoftwareRow(name="default", description="what a trainer does")], width=120, styled=False)
     assert text == "default\n  what a trainer does\n"
+
+
+def test_answers_say_what_to_expect_and_where_figures_are_from():
+    band = Band(rows=12, median_ratio=1.0, p10_ratio=0.9, p90_ratio=1.2)
+    origins = (("step_time", "derived"), ("memory", "analytic"), ("flops", "analytic"))
+    expected = Expectation(
+        hardware="x", kind="moe", step_time=band, memory=None, date="2026", provenance=origins, statement="time: so"
+    )
+    result = replace(found(), fidelity=expected)
+    seconds = result.plans[0].step_time_s
+    ends = f"{number(0.9 * seconds)} to {number(1.2 * seconds)} s"
+    assert f"expect   the first plan's step from {ends}; time: so" in _search(result)
+    assert "origin   step time: derived; memory, flops: analytic" in _search(result)
+    unknown = replace(found(), fidelity=replace(expected, step_time=None))
+    assert "expect   time: so" in _search(unknown)
+    assert unknown.step_time_band_s(unknown.plans[0]) is None
+    assert "expect" not in _search(found())
