@@ -1,7 +1,6 @@
 """Where the best measured plan of a group stands in the search's own ranking for the same job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from ap_search.plan.plan import Plan
 from ap_search.plan.table import PlanTable
 from ap_search.plan.text import SETTABLE, knob_text, plan_name
 from ap_search.search.domains import search_domains
-from ap_search.search.engine import Ranking, run_search
+from ap_search.search.engine import rank, run_search
 from ap_search.search.rules import RuleContext
 
 Kept = tuple[tuple[str, tuple[int, ...]], ...]
@@ -91,58 +90,43 @@ def _tried(plans: Sequence[Plan]) -> Kept:
 
 def _standing(space: Space, ready: ReadyRun, step_s: float, kept: Kept) -> Standing:
     """Search with some knobs kept, and place the measured plan."""
-    context = run_context(ready)
+    context, plan = run_context(ready), ready.plan
     rules = RuleContext(model=context.model, machine=context.machine, job=context.job)
     found = run_search(rules, context, search_domains(rules, kept), top=1, progress=_quiet)
-    others = _Others.of(found, ready.plan, limit_bytes=ready.job.memory_limit_bytes)
-    first = others.first()
-    ahead = first is not None and others.step_s[first] < step_s
-    name = plan_name(found.table.row(int(others.rows[first]))) if ahead and first is not None else ""
+    others = (found.price.peak_bytes <= ready.job.memory_limit_bytes) & ~_same(found.table, plan)
+    ahead = others & (found.price.step_s < step_s)
+    first = found.table.row(int(rank(found.price, ahead, 1)[0])) if ahead.any() else plan
     return Standing(
         space=space,
         kept=tuple(f"{knob}={','.join(knob_text(knob, value) for value in values)}" for knob, values in kept),
-        rank=int((others.step_s < step_s).sum()) + 1,
-        feasible=len(others.rows) + 1,
-        first=name or plan_name(ready.plan),
-        lead_ratio=others.lead_ratio(step_s),
-        left=others.left(ready.plan, step_s) if ahead else (),
+        rank=int(ahead.sum()) + 1,
+        feasible=int(others.sum()) + 1,
+        first=plan_name(first),
+        lead_ratio=_lead_ratio(found.price.step_s[ahead], step_s),
+        left=_left(found.table.take(ahead), found.price.step_s[ahead], plan, step_s),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Others:
-    """Feasible plans of a search beside the measured one: rows of its table, and their seconds."""
+def _same(table: PlanTable, plan: Plan) -> NDArray[np.bool_]:
+    """Rows that are the plan, under whatever layout."""
+    same = np.ones(len(table), dtype=np.bool_)
+    for name in IDENTITY:
+        same &= getattr(table, name) == int(getattr(plan, name))
+    return same
 
-    table: PlanTable
-    rows: NDArray[np.int64]
-    step_s: NDArray[np.float64]
 
-    @classmethod
-    def of(cls, found: Ranking, plan: Plan, *, limit_bytes: int) -> "_Others":
-        """Leave out what does not fit, and the plan itself under whatever layout."""
-        same = np.ones(len(found.table), dtype=np.bool_)
-        for name in IDENTITY:
-            same &= getattr(found.table, name) == int(getattr(plan, name))
-        rows = np.flatnonzero((found.price.peak_bytes <= limit_bytes) & ~same)
-        return cls(table=found.table, rows=rows, step_s=found.price.step_s[rows])
+def _lead_ratio(ahead_s: NDArray[np.float64], step_s: float) -> float:
+    """What a step takes longer than the fastest of those that are ahead of it."""
+    return step_s / float(ahead_s.min()) - 1 if len(ahead_s) else 0.0
 
-    def first(self) -> int | None:
-        """Place of the fastest, None where there is none."""
-        return int(self.step_s.argmin()) if len(self.rows) else None
 
-    def lead_ratio(self, step_s: float, among: NDArray[np.bool_] | None = None) -> float:
-        """What a plan of these seconds takes longer than the fastest, 0 where none is faster."""
-        seconds = self.step_s if among is None else self.step_s[among]
-        return max(0.0, step_s / float(seconds.min()) - 1) if len(seconds) else 0.0
-
-    def left(self, plan: Plan, step_s: float) -> tuple[tuple[str, float], ...]:
-        """Lead that is left where one knob keeps the plan's value, for each knob that matters, least first."""
-        whole = self.lead_ratio(step_s)
-        leads = {
-            knob: self.lead_ratio(step_s, getattr(self.table, knob)[self.rows] == int(getattr(plan, knob)))
-            for knob in FREE_KNOBS
-        }
-        return tuple(sorted(((knob, lead) for knob, lead in leads.items() if lead < whole), key=lambda pair: pair[1]))
+def _left(ahead: PlanTable, ahead_s: NDArray[np.float64], plan: Plan, step_s: float) -> tuple[tuple[str, float], ...]:
+    """Lead of the plans ahead that keep the plan's value of one knob, for each knob that matters, the least first."""
+    whole = _lead_ratio(ahead_s, step_s)
+    leads = {
+        knob: _lead_ratio(ahead_s[getattr(ahead, knob) == int(getattr(plan, knob))], step_s) for knob in FREE_KNOBS
+    }
+    return tuple(sorted(((knob, lead) for knob, lead in leads.items() if lead < whole), key=lambda pair: pair[1]))
 
 
 def _quiet(what: str, share: float) -> None:
