@@ -19,6 +19,8 @@ Kept = tuple[tuple[str, tuple[int, ...]], ...]
 # dp follows from the other axes, the schedule from vpp where nobody names one.
 KNOBS = tuple(name for name in SETTABLE if name != "dp")
 FREE_KNOBS = tuple(name for name in KNOBS if name != "schedule")
+# Plans that are equally fast are not ahead, whatever the order in which their parts were added.
+TIE_RATIO = 1e-9
 IDENTITY = tuple(name for name in PlanTable.columns() if name != "layout")
 
 
@@ -94,7 +96,7 @@ def _standing(space: Space, ready: ReadyRun, step_s: float, kept: Kept) -> Stand
     rules = RuleContext(model=context.model, machine=context.machine, job=context.job)
     found = run_search(rules, context, search_domains(rules, kept), top=1, progress=_quiet)
     others = (found.price.peak_bytes <= ready.job.memory_limit_bytes) & ~_same(found.table, plan)
-    ahead = others & (found.price.step_s < step_s)
+    ahead = others & (found.price.step_s < step_s * (1 - TIE_RATIO))
     first = found.table.row(int(rank(found.price, ahead, 1)[0])) if ahead.any() else plan
     return Standing(
         space=space,

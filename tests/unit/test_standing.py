@@ -63,6 +63,7 @@ def test_what_is_left_of_the_lead_is_that_of_a_search_which_keeps_the_knob(write
         lead = max(0.0, best.predicted_step_time_s / first - 1)
         assert left.get(knob, places["all"].lead_ratio) == pytest.approx(lead), knob
     assert list(left.values()) == sorted(left.values())
+    assert all(lead < places["all"].lead_ratio for lead in left.values())
 
 
 def test_a_plan_with_a_layout_of_its_own_is_not_displaced_by_itself(write):
