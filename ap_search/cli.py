@@ -32,6 +32,7 @@ MIN_WIDTH = 80
 NOT_ARGUMENTS = ("command", "help", "version", "template", "summary")
 # Flags of `validate` that choose recorded runs, and those that describe the run of a log.
 RUN_CHOICES = ("quality", "hardware", "group", "only", "source")
+ONLY_RUNS = (*RUN_CHOICES, "best_plans")
 LOG_FACTS = ("model", "devices", "plan", "cluster", "global_batch", "seq_len", "precision")
 
 
@@ -192,6 +193,7 @@ def _write_validation(flags: argparse.Namespace, result: "ValidationResult") -> 
         write_target(flags.plot, plot_page(result), "--plot")
     if flags.markdown is not None:
         chosen = [f"--{name} {getattr(flags, name)}" for name in (*RUN_CHOICES, "software") if getattr(flags, name)]
+        chosen += ["--best-plans"] if flags.best_plans else []
         command = " ".join(["ap-search validate", *flags.runs, *chosen])
         tables = markdown_tables(result, date=date.today().isoformat(), command=command)
         write_target(flags.markdown, tables, "--markdown")
@@ -202,8 +204,9 @@ def _write_validation(flags: argparse.Namespace, result: "ValidationResult") -> 
 def _validate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict[str, Any]:
     """Turn flags into the arguments of `validate`, or of `validate_log` where a log is given."""
     given = {name: value for name, value in vars(flags).items() if name not in NOT_ARGUMENTS}
+    given["best_plans"] = flags.best_plans or None
     log, runs = given.pop("megatron_log"), given.pop("runs")
-    alien, why = (RUN_CHOICES, "has no effect on a log") if log else (LOG_FACTS, "belongs to --megatron-log")
+    alien, why = (ONLY_RUNS, "has no effect on a log") if log else (LOG_FACTS, "belongs to --megatron-log")
     found = [*faults, *(Fault(path=flag_of(name), reason=why) for name in alien if given[name] is not None)]
     if log and runs:
         found.append(Fault(path=runs[0], reason="files of runs and --megatron-log exclude each other"))

@@ -73,6 +73,7 @@ RUN_FLAGS: tuple[tuple[str, str, str | None, str], ...] = (
     ("--only", "KIND", None, "only these models: moe dense"),
     ("--source", "TEXT", None, "only runs whose source has this in it"),
     ("--software", "S", None, "one profile for all runs (each run's own, else the one that its source means)"),
+    ("--best-plans", "", None, "search each ranked group's job: where does its best measured plan stand?"),
     ("--summary", "", None, "leave out the list of runs"),
     ("--plot", "PATH", None, "write measured against predicted as one HTML page"),
     ("--markdown", "PATH", None, "write the tables as Markdown, dated"),

@@ -7,7 +7,15 @@ from ap_search.result.json import JSON_SCHEMA_VERSION, strict_json
 from ap_search.version import __version__
 
 if TYPE_CHECKING:
-    from ap_search.fidelity.records import ErrorStats, MemoryComparison, RowResult, Slice, Summary, ValidationResult
+    from ap_search.fidelity.records import (
+        BestPlan,
+        ErrorStats,
+        MemoryComparison,
+        RowResult,
+        Slice,
+        Summary,
+        ValidationResult,
+    )
 
 _STATS = ("rows", "bias_ratio", "median_abs_error_ratio", "p90_abs_error_ratio")
 
@@ -21,6 +29,7 @@ def validation_json(result: "ValidationResult") -> dict[str, Any]:
             "rows": [_row(row) for row in result.rows],
             "summary": _summary(result.summary),
             "groups": [asdict(group) for group in result.groups],
+            "best_plans": [_best_plan(best) for best in result.best_plans],
             "per_source": [_slice(part) for part in result.sources],
             "per_hardware": [_slice(part) for part in result.hardware],
             "per_kind": [_slice(part) for part in result.kinds],
@@ -28,6 +37,15 @@ def validation_json(result: "ValidationResult") -> dict[str, Any]:
         }
     )
     return answer
+
+
+def _best_plan(best: "BestPlan") -> dict[str, Any]:
+    """Turn the place of a measured plan into an object, one entry of `standings` per space."""
+    places = [
+        asdict(place) | {"space": place.space.value, "left": {knob: lead for knob, lead in place.left}}
+        for place in best.standings
+    ]
+    return asdict(best) | {"standings": places}
 
 
 def _row(row: "RowResult") -> dict[str, Any]:

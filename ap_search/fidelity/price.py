@@ -76,6 +76,11 @@ def software_for(run: Run, forced: Software | None = None) -> Software:
     return switched(_loaded(profile_name(run)), run.switches)
 
 
+def load_forced(software: str | None) -> Software | None:
+    """Load the profile that a call forces on every run; None where each run chooses. SpecError where there is none."""
+    return None if software is None else _loaded(software)
+
+
 def profile_name(run: Run) -> str:
     """Name (or path) of the profile that a run states, or that recognises its source; the default's otherwise."""
     return run.software or _recognised(run.label.source)
@@ -111,7 +116,7 @@ def price_runs(runs: Sequence[Run | UnusableRun], *, software: str | None, progr
     -----
     A1. A rule that a plan breaks refuses it, even if it ran: the row then says which.
     """
-    forced = None if software is None else _loaded(software)
+    forced = load_forced(software)
     results: list[RowResult | None] = [None] * len(runs)
     jobs: dict[object, list[ReadyRun]] = defaultdict(list)
     makers: Makers = {}
@@ -167,7 +172,7 @@ def ready_run(run: Run, *, place: int, forced: Software | None, makers: Makers) 
     legal = [each for each in tried if isinstance(each, ReadyRun)]
     if len(legal) < 2:
         return (legal or tried)[0]
-    price = price_rows(_context(legal[0]), PlanTable.from_plans([each.plan for each in legal]))
+    price = price_rows(run_context(legal[0]), PlanTable.from_plans([each.plan for each in legal]))
     needed = np.array([sizes.max() for sizes in price.stage_bytes])
     fits = needed <= legal[0].job.memory_limit_bytes
     # Where nothing fits, what needs least is as near to the run as the model comes.
@@ -230,12 +235,12 @@ def _key(ready: ReadyRun) -> object:
 
 def _priced(ready: list[ReadyRun]) -> list[RowResult]:
     """Price runs of one job."""
-    price = price_rows(_context(ready[0]), PlanTable.from_plans([one.plan for one in ready]))
+    price = price_rows(run_context(ready[0]), PlanTable.from_plans([one.plan for one in ready]))
     return [_result(one, price, row) for row, one in enumerate(ready)]
 
 
-def _context(ready: ReadyRun) -> CostContext:
-    """What runs of one job are priced from."""
+def run_context(ready: ReadyRun) -> CostContext:
+    """Model, machine, software and job that runs of one job are priced from."""
     return CostContext(
         model=ready.run.model,
         machine=ready.run.machine,
@@ -263,7 +268,7 @@ def step_seconds(runs: Sequence[ReadyRun]) -> NDArray[np.float64]:
         jobs[_key(run)].append(place)
     for places in jobs.values():
         table = PlanTable.from_plans([runs[place].plan for place in places])
-        seconds[places] = price_table(_context(runs[places[0]]), table).step_s
+        seconds[places] = price_table(run_context(runs[places[0]]), table).step_s
     return seconds
 
 

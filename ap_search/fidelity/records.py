@@ -123,6 +123,48 @@ class RankedGroup:
     fastest: str
 
 
+class Space(StrEnum):
+    """Which plans a measured one is ranked among: all; axes and knobs held where its group's runs agree; as tried."""
+
+    ALL = "all"
+    HELD = "held"
+    TRIED = "tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Place of a measured plan among the feasible plans of a search, itself included, from 1.
+
+    `kept` is the search's `--set`, `first` the name of the plan that ranks first. `lead_ratio` is what the measured
+    plan is predicted to take longer than that one; `left` the same where one knob keeps the measured plan's value, for
+    each knob that makes a difference, the largest difference first.
+    """
+
+    space: Space
+    kept: tuple[str, ...]
+    rank: int
+    feasible: int
+    first: str
+    lead_ratio: float
+    left: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestPlan:
+    """The plan that was measured to be the fastest of its group, and where the search puts it.
+
+    `fits` says whether it is predicted to fit, seconds are predicted.
+    """
+
+    group: str
+    moe: bool
+    run: str
+    plan: str
+    predicted_step_time_s: float
+    fits: bool
+    standings: tuple[Standing, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feasibility:
     """What memory says of runs whose fate is known: names of runs.
@@ -162,7 +204,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """The answer of `validate`."""
+    """The answer of `validate`; `best_plans` is empty unless it was asked for."""
 
     rows: tuple[RowResult, ...]
     summary: Summary
@@ -171,6 +213,7 @@ class ValidationResult:
     kinds: tuple[Slice, ...]
     software: tuple[Slice, ...]
     groups: tuple[RankedGroup, ...]
+    best_plans: tuple[BestPlan, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Build the documented JSON object: `schema_version` 1, units in the names, strictly numbers (never NaN)."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ap_search.errors import SpecError
+from ap_search.fidelity import standing
 from ap_search.fidelity.price import Progress, price_runs
 from ap_search.fidelity.records import ValidationResult
 from ap_search.fidelity.select import ONLY, Selection, select
@@ -31,6 +32,7 @@ def validate(
     only: str | None = None,
     source: str | None = None,
     software: str | Path | None = None,
+    best_plans: bool = False,
     progress: Progress | None = None,
 ) -> ValidationResult:
     """Price recorded runs, and compare seconds of a step and bytes of memory with what was measured.
@@ -47,6 +49,8 @@ def validate(
         `moe` or `dense`.
     software : str or Path, optional
         A profile for every run; otherwise each run's own, or the one that recognises its source.
+    best_plans : bool
+        Also search each ranked group's job, and say where the best measured plan stands: seconds per group.
     progress : callable, optional
         Called with what is being done and which share of it is done, 0..1.
 
@@ -64,7 +68,12 @@ def validate(
     kept = selected_runs(
         files, quality=quality, hardware=hardware, group=group, only=only, source=source, progress=tell
     )
-    return summarise(price_runs(kept, software=None if software is None else str(software), progress=tell))
+    profile = None if software is None else str(software)
+    result = summarise(price_runs(kept, software=profile, progress=tell))
+    if not best_plans:
+        return result
+    found = standing.best_plans(result.groups, result.rows, software=profile, progress=tell)
+    return replace(result, best_plans=found)
 
 
 def selected_runs(

@@ -5,8 +5,17 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
-from ap_search.fidelity.records import ErrorStats, RankedGroup, RowResult, Slice, Status, Summary, ValidationResult
-from ap_search.report.layout import gib, number, paragraph, render, table, texts
+from ap_search.fidelity.records import (
+    BestPlan,
+    ErrorStats,
+    RankedGroup,
+    RowResult,
+    Slice,
+    Status,
+    Summary,
+    ValidationResult,
+)
+from ap_search.report.layout import gib, name_lines, number, paragraph, render, table, texts
 
 MAX_WIDTH = 120
 ID_WIDTH = 52
@@ -40,6 +49,7 @@ def render_validation(result: ValidationResult, *, width: int, styled: bool, row
     ):
         lines += _section(title, _slice_lines(parts))
     lines += _section("groups that are rankings", _group_lines(result.groups))
+    lines += _section("best measured plans in the search's own ranking", _best_plan_lines(result.best_plans, width))
     lines += _summary_lines(result.summary, width)
     return render(lines, width=width, styled=styled)
 
@@ -130,6 +140,22 @@ def _group_lines(groups: Sequence[RankedGroup]) -> list[str]:
     ]
     headers = (("", "", "", "", "", "regret"), ("group", "hardware", "runs", "plans", "Spearman", "%"))
     return table(headers=headers, rows=cells, left=(0, 1)) if cells else []
+
+
+def _best_plan_lines(best: Sequence[BestPlan], width: int) -> list[str]:
+    """Each group's best measured plan, its place among three sets of plans, and what stands before it."""
+    lines = []
+    for one in best:
+        fits = "" if one.fits else ", predicted over the limit"
+        lines += [f"{one.group}: {one.run}{fits}", *name_lines(one.plan, width=width, indent="  measured  ")]
+        for place in one.standings:
+            lead = f"lead {number(100 * place.lead_ratio, 1)} %"
+            lines.append(f"  {place.space.value:<8}  rank {place.rank:,} of {place.feasible:,}, {lead}")
+            if place.lead_ratio:
+                left = ", ".join(f"{knob} {number(100 * lead, 1)} %" for knob, lead in place.left)
+                lines += name_lines(place.first, width=width, indent=" " * 12)
+                lines += paragraph(f"left where kept: {left or 'all of it'}", width=width, indent=" " * 12)
+    return lines
 
 
 def _summary_lines(summary: Summary, width: int) -> list[Text]:

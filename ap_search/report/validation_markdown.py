@@ -3,7 +3,18 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from ap_search.fidelity.records import ErrorStats, RankedGroup, RowResult, Slice, Status, Summary, ValidationResult
+from ap_search.fidelity.records import (
+    BestPlan,
+    ErrorStats,
+    RankedGroup,
+    RowResult,
+    Slice,
+    Space,
+    Standing,
+    Status,
+    Summary,
+    ValidationResult,
+)
 
 WORST = 15
 
@@ -31,6 +42,7 @@ def markdown_tables(result: ValidationResult, *, date: str, command: str) -> str
         _slices("software profile", result.software),
         _memory_kinds(result.summary),
         _groups(result.groups),
+        _best_plans(result.best_plans),
         _feasibility(result.summary),
         _worst(result.rows),
         _unpriced(result.rows),
@@ -87,6 +99,28 @@ def _groups(groups: Sequence[RankedGroup]) -> str:
     ]
     headers = ("group", "hardware", "plans", "Spearman", "regret %", "first in prediction")
     return _table(headers, rows, left=2) if rows else ""
+
+
+def _best_plans(best: Sequence[BestPlan]) -> str:
+    """Write where the search puts the best measured plans, ranks of how many feasible ones."""
+    rows = []
+    for one in best:
+        places = {place.space: place for place in one.standings}
+        whole = places[Space.ALL]
+        lead = f"{100 * whole.lead_ratio:.1f}"
+        rows.append((one.group, one.plan, *(_place(places[space]) for space in Space), whole.first, lead, _left(whole)))
+    headers = ("group", "best measured plan", "all", "held", "tried", "ranks first", "lead %", "% left if kept")
+    return _table(headers, rows, left=2) if rows else ""
+
+
+def _place(place: Standing) -> str:
+    """Write a rank and of how many."""
+    return f"{place.rank:,} of {place.feasible:,}"
+
+
+def _left(place: Standing) -> str:
+    """Write which knobs make the lead: what is left of it where they keep the measured plan's value."""
+    return ", ".join(f"{knob} {100 * lead:.1f}" for knob, lead in place.left)
 
 
 def _feasibility(summary: Summary) -> str:

@@ -105,11 +105,11 @@ def test_arguments_of_the_functions_are_the_flags(function: object, command: str
 
 def test_arguments_of_validate_are_its_flags() -> None:
     """Either the flags that choose runs, or those that describe the run of a log."""
-    for function, names in ((api.validate, cli.RUN_CHOICES), (api.validate_log, cli.LOG_FACTS)):
+    for function, names in ((api.validate, cli.ONLY_RUNS), (api.validate_log, cli.LOG_FACTS)):
         first, *others = inspect.signature(function).parameters
         assert first in ("files", "log")
         assert set(others) - {"progress"} == {*names, "software"}
-    assert {"runs", *cli.NOT_ARGUMENTS, *cli_flags.FILE_FLAGS, "megatron_log", "software"}.isdisjoint(cli.RUN_CHOICES)
+    assert {"runs", *cli.NOT_ARGUMENTS, *cli_flags.FILE_FLAGS, "megatron_log", "software"}.isdisjoint(cli.ONLY_RUNS)
 
 
 def test_arguments_of_calibrate_are_its_flags() -> None:
