@@ -37,7 +37,8 @@ class StageSeconds:
 
     `forward`, `backward`, `weight_grad` are one micro-batch's compute with its exposed communication inside blocks;
     `replica_each` and `replica_once` exposed data-parallel communication per micro-batch and per step; `optimizer` per
-    step; `paired` (2, plans) dispatch and combine that hide where a forward runs into a backward.
+    step; `addition`, part of `backward`, adds 16-bit gradients to the main ones; `paired` (2, plans) dispatch and
+    combine that hide where a forward runs into a backward.
     """
 
     forward: FloatArray
@@ -47,6 +48,7 @@ class StageSeconds:
     replica_each: FloatArray
     replica_once: FloatArray
     optimizer: FloatArray
+    addition: FloatArray
     paired: FloatArray
 
     @property
@@ -89,7 +91,8 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     )
     dense = ((params.dense + params.router) @ counts)[group.params_of]
     expert = (params.expert @ counts)[group.params_of]
-    backward = backward + run.share * gradient_addition_s(context, dense + expert)
+    addition = run.share * gradient_addition_s(context, dense + expert)
+    backward = backward + addition
     sharding = group.table.sharding
     comm = replica_comm(context, params=dense, sharding=sharding, group=group.dense)
     if expert.any():
@@ -107,6 +110,7 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
         replica_each=np.asarray(exposed.each_s),
         replica_once=np.asarray(exposed.once_s),
         optimizer=np.asarray(optimizer_time_s(context, kept)),
+        addition=np.broadcast_to(addition, backward.shape),
         paired=_paired(group, run),
     )
 

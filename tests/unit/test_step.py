@@ -22,6 +22,8 @@ from ap_search.cost.step import price_table
 from ap_search.plan.table import PlanTable
 from ap_search.spec.blocks import MoeFfn
 from ap_search.spec.job import Load
+from ap_search.spec.presets import preset_names
+from ap_search.spec.profiles import load_software
 from tests.cost_cases import PLAIN, context, plan, price, price_all, round_machine, small_model
 
 T, K, H = 4096, 2, 1024
@@ -206,6 +208,14 @@ def test_time_parts_sum_to_the_step(text: str) -> None:
     assert min(astuple(answer.time)) >= 0.0
     assert answer.step_time_s >= max(answer.stage_times_s)
     assert answer.tokens_per_s_per_device == pytest.approx(64 * 4096 / 16 / answer.step_time_s)
+
+
+@pytest.mark.parametrize("name", preset_names("software"))
+def test_time_parts_sum_to_the_step_with_every_profile(name: str) -> None:
+    """Gradients added apart, waits for the host, unfused attention: what lengthens the step stands under a part."""
+    where = context(small_model(), 16, global_batch=64, software=load_software(name))
+    answer = price(where, "tp=2,pp=2,ep=4")
+    assert sum(astuple(answer.time)) == pytest.approx(answer.step_time_s, rel=1e-9)
 
 
 def test_figures_per_device_are_of_the_devices_and_sequences_of_the_plan() -> None:
