@@ -366,7 +366,11 @@ def verify(
         **capacity,
     )
     check_supported(setting.cost.model, executed, settings)
-    from ap_search.runtime.verify import VerifyJob, run_verify
-
+    try:
+        from ap_search.runtime.verify import VerifyJob, run_verify
+    except ImportError as error:  # A broken PyTorch, or one too old.
+        raise SpecError(
+            "verify", f"needs PyTorch, which cannot be used: {error}", 'pip install "ap-search[runtime]"'
+        ) from error
     job = VerifyJob(context=setting.cost, plan=executed, settings=settings, steps=steps)
     return run_verify(job, timeout_s=timeout_s, progress=progress or _quiet)

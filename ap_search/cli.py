@@ -266,7 +266,10 @@ def _verify(flags: argparse.Namespace, faults: list[Fault]) -> int:
 
     with shown_progress() as progress:
         result = api.verify(**arguments, progress=progress)
-    silent = os.environ.get("RANK", "0") != "0"
+    from ap_search.runtime.launch import under_torchrun
+
+    # Other launchers set RANK too: only where all processes share one run has another of them answered.
+    silent = under_torchrun() and os.environ["RANK"] != "0"
     code = FOUND if result.ok else NOTHING_FEASIBLE
     return code if silent else _answer(result, flags.json, render_verification, code=code)
 

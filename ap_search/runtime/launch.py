@@ -175,7 +175,7 @@ def _watch(context: ProcessContext, store: dist.TCPStore, *, timeout_s: float, p
                 progress(doing, float(share))
             if time.monotonic() > deadline:
                 _dump_stacks(context)
-                raise RunFailed(f"no end after {timeout_s:g} s (--timeout), while {doing}")
+                raise RunFailed(f"no end after {timeout_s:g} s (--timeout-s), while {doing}")
     except ProcessRaisedException as error:
         rank, trace = _first_failure(store) or (error.error_index, error.msg)
         raise RunFailed(f"rank {rank} of {len(context.processes)} failed while {doing}", trace) from None
