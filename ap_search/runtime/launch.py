@@ -64,6 +64,24 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in TORCHRUN_VARIABLES)
 
 
+def memory_bytes() -> int:
+    """Measure the memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def local_ranks(devices: int) -> int:
+    """Count the ranks of this machine: all of them, or those that torchrun started here."""
+    return _variable("LOCAL_WORLD_SIZE", devices) if under_torchrun() else devices
+
+
+def _variable(name: str, default: int) -> int:
+    """Read a number that torchrun sets."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise SpecError(name, f"is {text!r}, as the launcher set it", "an integer, as torchrun sets it")
+    return int(text)
+
+
 def process_limit() -> int:
     """Count the processes that this machine may run: 16 per core, half a GiB of memory each.
 
@@ -76,9 +94,8 @@ def process_limit() -> int:
     -----
     A1. A process holds some 0.3 GiB with PyTorch loaded and a toy model; ranks mostly wait for one another.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, torch.cuda.device_count(), min(PROCESSES_PER_CORE * cores, memory // BYTES_PER_PROCESS))
+    return max(1, torch.cuda.device_count(), min(PROCESSES_PER_CORE * cores, memory_bytes() // BYTES_PER_PROCESS))
 
 
 def launch(main: RankMain, payload: Any, *, devices: int, timeout_s: float, progress: Progress) -> str:
@@ -242,11 +259,12 @@ def _end_with_parent() -> None:
 
 def _join_torchrun(main: RankMain, payload: Any, *, devices: int, timeout_s: float) -> str:
     """Be the rank that torchrun made this process; torchrun ends the others where one fails."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = _variable("RANK", 0), _variable("WORLD_SIZE", 1)
     if devices != world_size:
         raise SpecError("--devices", f"is {devices}, but torchrun started {world_size} processes", str(world_size))
+    local_rank, local_world = _variable("LOCAL_RANK", rank), local_ranks(world_size)
     try:
-        device = _device(int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+        device = _device(local_rank, local_world)
         dist.init_process_group(_BACKENDS[device[:4]], timeout=timedelta(seconds=timeout_s))
         store = dist.distributed_c10d._get_default_store()
         answer = main(_place(rank, world_size, device, store), payload)

@@ -1,5 +1,6 @@
 """What the runtime cannot run, each refused by name. No torch is needed to know it."""
 
+import math
 from collections.abc import Iterable
 
 from ap_search.errors import Fault, SpecError
@@ -118,8 +119,24 @@ def _size_checks(model: Model, plan: Plan, settings: RunSettings) -> Iterable[Ch
     cut = plan.sharding == Sharding.HSDP and (plan.dp % settings.hsdp_replicas or group % settings.hsdp_replicas)
     reason = f"{settings.hsdp_replicas} replicas do not divide dp={plan.dp} and edp={plan.edp}"
     yield bool(cut), "--plan sharding", reason, "zero3, or replicas that divide both"
+    yield from _shard_checks(model, plan, settings)
     padded = settings.pad_to_capacity and (settings.capacity_factor is None or plan.dispatcher != Dispatcher.ALLTOALL)
     yield padded, "--pad-to-capacity", "needs a capacity factor and the dispatcher alltoall", "false"
+
+
+def _shard_checks(model: Model, plan: Plan, settings: RunSettings) -> Iterable[Check]:
+    """Faults of shards that would be padded: the prediction counts no padding, and each parameter has such a width."""
+    replicas = settings.hsdp_replicas if plan.sharding == Sharding.HSDP else 1
+    groups = {"dp": plan.dp, **({"edp": plan.edp} if model.moe is not None else {})}
+    widths = {model.hidden_size}
+    mixers = (kind.mixer for kind in model.kinds)
+    widths |= {mixer.qk_head_dim for mixer in mixers if isinstance(mixer, Attention) and mixer.qk_norm is QkNorm.HEAD}
+    for name, group in groups.items():
+        shards = max(1, group // replicas)
+        uneven = sorted(width for width in widths if width % shards)
+        reason = f"{shards} shards ({name}) would be padded: they do not divide {' '.join(map(str, uneven))}"
+        bad = plan.sharding != Sharding.NONE and bool(uneven)
+        yield bad, "--plan sharding", reason, f"none, or {name} that divides {math.gcd(*widths)}"
 
 
 def _split_checks(kind: LayerKind, plan: Plan) -> Iterable[Check]:

@@ -27,10 +27,11 @@ from ap_search.runtime.batch import Batch, make_batch
 from ap_search.runtime.counters import SavedBytes, TrafficCounter
 from ap_search.runtime.execute import Execution, StepOutcome, build_execution
 from ap_search.runtime.hook_order import record_hook_order
-from ap_search.runtime.launch import Place, Progress, launch
+from ap_search.runtime.launch import GIB, Place, Progress, launch, local_ranks, memory_bytes
 from ap_search.runtime.prediction import RankFigures, Routed, predict
 from ap_search.runtime.reference import ReferenceStep, run_reference
 from ap_search.runtime.settings import DtypeName, RunSettings, state_widths
+from ap_search.spec.parameters import params_total
 from ap_search.units import FP32_BYTES
 
 Found = TypeVar("Found")
@@ -67,14 +68,33 @@ def run_verify(job: VerifyJob, *, timeout_s: float, progress: Progress) -> Verif
     Raises
     ------
     SpecError
-        The machine may not run so many processes; no number of steps.
+        The machine may not run so many processes or lacks the memory for the model; no number of steps.
     RunFailed
         A rank failed.
     """
     if not 1 <= job.steps <= MAX_STEPS:
         raise SpecError("--steps", f"got {job.steps!r}", f"an integer from 1 to {MAX_STEPS}")
     devices = job.context.job.devices
+    _check_memory(job, local_ranks(devices))
     return read_verification(launch(verify_rank, job, devices=devices, timeout_s=timeout_s, progress=progress))
+
+
+def _check_memory(job: VerifyJob, ranks: int) -> None:
+    """Refuse a model of which the ranks of this machine cannot hold what they compare with.
+
+    Each of them is given every step's gradients and weights of the single process, whole, and that one has both moments
+    too. What a rank holds of the plan itself comes on top, so a run that passes may still be large.
+    """
+    copy_bytes = params_total(job.context.model) * (8 if job.settings.dtype == "float64" else 4)
+    needed, there = copy_bytes * (2 * job.steps * ranks + 4), memory_bytes()
+    if needed > there:
+        reason = (
+            f"{params_total(job.context.model) / 1e9:.3g} B parameters need at least {needed / GIB:.3g} GiB on this "
+            f"machine, for {ranks} ranks and {job.steps} steps"
+        )
+        raise SpecError(
+            "--model", reason, f"at most {there / GIB:.3g} GiB: a small model of the same kind, fewer steps"
+        )
 
 
 def verify_rank(place: Place, job: VerifyJob) -> str:
@@ -89,7 +109,11 @@ def verify_rank(place: Place, job: VerifyJob) -> str:
     counted = [rank for _, rank in found]
     predicted = predict(counting.context, job.plan, [rank.routed for rank in counted])
     checks = (
-        *number_checks((difference for part, _ in found for difference in part), dtype=job.settings.dtype),
+        *number_checks(
+            (difference for part, _ in found for difference in part),
+            dtype=job.settings.dtype,
+            routed=job.context.model.moe is not None,
+        ),
         *hook_order_checks([rank.dispatches for rank in counted]),
         *figure_checks(job.context.model, predicted, [rank.figures for rank in counted]),
     )

@@ -41,6 +41,17 @@ def test_plans_are_refused_by_name(text: str, line: str) -> None:
     assert line in _faults(model(), plan(text, model()))
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_shards_that_would_be_padded_are_refused(sharding: str) -> None:
+    """A hidden size of 34: neither dp=4 nor edp=4 divides it, and the prediction counts no padding."""
+    odd = model(hidden_size=34)
+    text = _faults(odd, plan(f"sharding={sharding}", odd))
+    assert "--plan sharding: 4 shards (dp) would be padded: they do not divide 34 (legal: none, or dp that" in text
+    assert "4 shards (edp) would be padded" in text
+    assert _faults(odd, plan("sharding=none", odd)) == ""
+    assert _faults(odd, plan(f"pp=2,sharding={sharding}", odd)) == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -53,6 +53,14 @@ def waiting(place: Place, payload: str) -> str:
     return ""
 
 
+def scattering(place: Place, payload: str) -> str:
+    """Send in a way that no check knows, and say what was counted."""
+    with TrafficCounter() as traffic:
+        dist.scatter(torch.zeros(3), [torch.zeros(3), torch.zeros(3)] if place.rank == 0 else None)
+        dist.barrier()
+    return str(dict(traffic.sent_bytes))
+
+
 def counting(place: Place, payload: str) -> str:
     """Send known amounts in every way, forward and backward, and say what was counted."""
     group, ranks = dist.group.WORLD, place.world_size

@@ -38,16 +38,30 @@ def test_the_largest_difference_of_a_name_counts() -> None:
         Difference(name="grad.w", ratio=2e-3, where="rank 1"),
         Difference(name="forward", ratio=1e-3, where="rank 1"),
     ]
-    gradient, forward = number_checks(found, dtype="float32")
+    gradient, forward = number_checks(found, dtype="float32", routed=True)
     assert (gradient.name, gradient.ok, gradient.actual, gradient.where) == ("grad.w", False, 2e-3, "rank 1")
     assert forward.ok
-    assert not any(check.ok for check in number_checks(found[:1], dtype="float64"))
+    assert not any(check.ok for check in number_checks(found[:1], dtype="float64", routed=True))
+
+
+@pytest.mark.parametrize(("dtype", "routed", "ok"), [("bfloat16", True, True), ("bfloat16", False, False)])
+def test_near_ties_excuse_bfloat16_with_experts_alone(dtype: str, routed: bool, ok: bool) -> None:
+    (check,) = number_checks([Difference(name="w", ratio=0.5, where="")], dtype=dtype, routed=routed)
+    assert check.ok is ok
+    assert bool(check.exception) is ok
+    (wrong,) = number_checks([Difference(name="w", ratio=float("nan"), where="")], dtype=dtype, routed=routed)
+    assert not wrong.ok
+
+
+def test_a_block_that_never_ran_is_seen() -> None:
+    checks = figure_checks(MODEL, [FIGURES], [replace(FIGURES, saved={"layers.0": (8, 8)})])
+    assert "bytes.saved.moe_layer" in _failed(checks)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_is_no_number_is_worse_than_any(order: int) -> None:
     found = [Difference(name="w", ratio=ratio, where="") for ratio in (float("nan"), 0.0)][::order]
-    (check,) = number_checks(found, dtype="float32")
+    (check,) = number_checks(found, dtype="float32", routed=True)
     assert not check.ok
 
 

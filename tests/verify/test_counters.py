@@ -5,6 +5,7 @@ import ast
 import torch
 from torch import nn
 
+from ap_search.runtime.agreement import UNPRICED
 from ap_search.runtime.counters import SavedBytes
 from ap_search.runtime.launch import launch
 from tests.verify import ranks
@@ -16,6 +17,14 @@ def test_bytes_sent_are_counted_per_purpose() -> None:
     """
     answer = launch(ranks.counting, "", devices=2, timeout_s=60, progress=lambda what, share: None)
     assert ast.literal_eval(answer) == {"dp": 96 + 48 + 48, "tp": 48, "pp": 20, "dispatch": 2 * 8 + 1 * 8}
+
+
+def test_an_unknown_way_to_send_has_a_name_that_no_check_knows() -> None:
+    """A scatter is none of the runtime's; a barrier sends nothing."""
+    answer = launch(ranks.scattering, "", devices=2, timeout_s=60, progress=lambda what, share: None)
+    (purpose,) = ast.literal_eval(answer)
+    assert purpose == "c10d.scatter_"
+    assert purpose not in UNPRICED
 
 
 class _Block(nn.Module):

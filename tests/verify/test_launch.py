@@ -130,3 +130,11 @@ def test_torchrun_must_have_started_as_many_as_asked_for(monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     with pytest.raises(SpecError, match=r"--devices: is 3, but torchrun started 2 processes \(legal: 2\)"):
         _run(ranks.adding, "", devices=3)
+
+
+def test_a_launcher_variable_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything starts."""
+    for name in launcher.TORCHRUN_VARIABLES:
+        monkeypatch.setenv(name, "x")
+    with pytest.raises(SpecError, match="RANK: is 'x', as the launcher set it"):
+        _run(ranks.adding, "sum")
