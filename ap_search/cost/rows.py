@@ -114,7 +114,9 @@ def exposed_parts_s(group: PlanGroup, runs: tuple[StageRun, ...], timed: GroupTi
     each = np.stack([stage.replica_each for stage in timed.seconds])[critical, plans]
     once = np.stack([stage.replica_once for stage in timed.seconds])[timed.last, plans]
     optimizer = np.stack([stage.optimizer for stage in timed.seconds])[timed.last, plans]
+    added = np.stack([stage.addition for stage in timed.seconds])[critical, plans]
     seconds = {f"{part.name.lower()}_s": parts[part] for part in Part}
+    seconds["other_s"] = seconds["other_s"] + added * group.table.num_microbatches
     seconds["dispatch_s"] = seconds["dispatch_s"] - timed.paired[0]
     seconds["combine_s"] = seconds["combine_s"] - timed.paired[1]
     seconds |= {"pp_comm_s": timed.span.hop_s, "bubble_s": timed.span.bubble_s, "optimizer_s": optimizer}

@@ -36,6 +36,7 @@ class StageSeconds:
     """Seconds of one stage for plans that share a layout, arrays of shape (plans,).
 
     `forward`, `backward`, `weight_grad` are one micro-batch's compute with its exposed communication inside blocks;
+    `addition` the part of `backward` that adds 16-bit gradients to the main ones, which no block holds;
     `replica_each` and `replica_once` exposed data-parallel communication per micro-batch and per step; `optimizer` per
     step; `paired` (2, plans) dispatch and combine that hide where a forward runs into a backward.
     """
@@ -43,6 +44,7 @@ class StageSeconds:
     forward: FloatArray
     backward: FloatArray
     weight_grad: FloatArray
+    addition: FloatArray
     replica: ReplicaComm
     replica_each: FloatArray
     replica_once: FloatArray
@@ -89,7 +91,8 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
     )
     dense = ((params.dense + params.router) @ counts)[group.params_of]
     expert = (params.expert @ counts)[group.params_of]
-    backward = backward + run.share * gradient_addition_s(context, dense + expert)
+    addition = np.asarray(run.share * gradient_addition_s(context, dense + expert))
+    backward = backward + addition
     sharding = group.table.sharding
     comm = replica_comm(context, params=dense, sharding=sharding, group=group.dense)
     if expert.any():
@@ -103,6 +106,7 @@ def stage_seconds(group: PlanGroup, run: StageRun) -> StageSeconds:
         forward=forward,
         backward=backward,
         weight_grad=weight_grad,
+        addition=addition,
         replica=comm,
         replica_each=np.asarray(exposed.each_s),
         replica_once=np.asarray(exposed.once_s),
