@@ -249,6 +249,8 @@ def _calibrate_arguments(flags: argparse.Namespace, faults: list[Fault]) -> dict
     if bool(log) == bool(runs):
         found.append(Fault(path="--runs", reason="give files of runs, or --megatron-log", legal="one of both"))
     found += missing_faults(given, "") if log else []
+    if given["out"] is not None and given["out"] == given["software_out"]:
+        found.append(Fault(path="--software-out", reason="is the file of --out", legal="another file"))
     read = read_all(given, found)
     written = [home for home, flag in (("cluster", "out"), ("software", "software_out")) if read[flag] is not None]
     ignored = (*alien, *FILE_FLAGS, *(["leave_out"] if log else []))

@@ -48,6 +48,8 @@ def _read(name: str, value: Any) -> Any:
     elif value == "" or (name in CHOICES and value not in CHOICES[name]):
         near = did_you_mean(value, CHOICES.get(name, ()))
         raise SpecError(flag_of(name), f"got {value!r}{near}", legal_text(name))
+    if name == "date" and not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+        raise SpecError(flag_of(name), f"got {value!r}", "YYYY-MM-DD")
     return "".join(value.split()) if name == "plan" else value  # a long name is printed, and pasted, in several lines
 
 

@@ -23,7 +23,7 @@ from ap_search.search.lplb import lplb_min_max
 from ap_search.search.rules import RuleContext, violations
 from ap_search.spec.job import Job
 from ap_search.spec.make_job import make_job
-from ap_search.spec.presets import preset_names
+from ap_search.spec.presets import preset_names, remembered
 from ap_search.spec.profiles import load_software
 from ap_search.spec.run import Run, Unusable, UnusableRun
 from ap_search.spec.software import Software
@@ -32,7 +32,7 @@ from ap_search.spec.switches import switched
 Progress = Callable[[str, float], None]
 Makers = dict[object, LayoutMaker]
 DEFAULT_SOFTWARE = "default"
-_loaded = lru_cache(maxsize=64)(load_software)
+_loaded = remembered("software", load_software)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

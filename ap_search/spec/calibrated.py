@@ -175,4 +175,4 @@ def _calibrated(value: Any) -> Any:
 def yaml_text(content: Content, head: str) -> str:
     """Write a file as YAML under a line of comment, the same bytes for the same content."""
     text: str = yaml.safe_dump(dict(content), sort_keys=False, width=120, allow_unicode=True)
-    return f"# {head}\n{text}"
+    return f"# {' '.join(head.split())}\n{text}"

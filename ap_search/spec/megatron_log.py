@@ -12,11 +12,12 @@ from ap_search.units import MIB, mib_to_bytes, ms_to_s
 
 MAX_LOG_BYTES = 256 * MIB
 _ITERATION = re.compile(r"\biteration\s+[0-9]+/\s*[0-9]+\s*\|")
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9.]+)")
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?![0-9.])"
+_ELAPSED = re.compile(rf"elapsed time per iteration \(ms\):\s*({_NUMBER})")
 _BATCH = re.compile(r"global batch size:\s*([0-9]+)")
 _MEMORY = re.compile(
-    r"\[Rank (?P<rank>[0-9]+)\] \(after [0-9]+ iterations\) memory \(MB\).*?max allocated: (?P<allocated>[0-9.]+)"
-    r".*?max reserved: (?P<reserved>[0-9.]+)"
+    r"\[Rank (?P<rank>[0-9]+)\] \(after [0-9]+ iterations\) memory \(MB\).*?"
+    rf"max allocated: (?P<allocated>{_NUMBER}).*?max reserved: (?P<reserved>{_NUMBER})"
 )
 
 
@@ -51,6 +52,7 @@ def read_megatron_log(path: Path) -> MegatronLog:
     -----
     A1. The first interval holds the warm-up and is left out; the median of the others stands against outliers.
     A2. Megatron-LM prints MB for MiB.
+    A3. A line whose figure is cut, or 0, is left out.
 
     Raises
     ------
@@ -61,7 +63,7 @@ def read_megatron_log(path: Path) -> MegatronLog:
     """
     lines = read_text(path, limit_bytes=MAX_LOG_BYTES).splitlines()
     steps = [line for line in lines if _ITERATION.search(line) and _ELAPSED.search(line)]
-    elapsed = [float(found[1]) for line in steps if (found := _ELAPSED.search(line))]
+    elapsed = [float(found[1]) for line in steps if (found := _ELAPSED.search(line)) and float(found[1]) > 0]
     batches = [int(found[1]) for line in steps if (found := _BATCH.search(line))]
     ranks = [found for line in lines if (found := _MEMORY.search(line))]
     if not elapsed and not ranks:
@@ -99,7 +101,15 @@ def log_memory(log: MegatronLog, *, devices: int, pp: int) -> tuple[MemoryReadin
     -------
     tuple of MemoryReading
         Allocated and reserved; 0 for a stage of which the log names no rank.
+
+    Raises
+    ------
+    SpecError
+        When the log names a rank that the run does not have.
     """
+    highest = max((rank for rank, _ in log.allocated_bytes), default=0)
+    if highest >= devices:
+        raise SpecError("devices", f"is {devices}, but the log names rank {highest}", f"at least {highest + 1}")
     pairs = ((MemoryKind.ALLOCATED, log.allocated_bytes), (MemoryKind.RESERVED, log.reserved_bytes))
     return tuple(_reading(kind, ranks, each=max(1, devices // pp), pp=pp) for kind, ranks in pairs if ranks)
 

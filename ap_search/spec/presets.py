@@ -1,12 +1,15 @@
 """Presets: data files that ship with the package and resolve by name from any folder."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from ap_search.errors import SpecError
 from ap_search.spec.reader import nearest
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+T = TypeVar("T")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -74,6 +77,33 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+def remembered(kind: str, load: Callable[[str | Path], T]) -> Callable[[str | Path], T]:
+    """Make a reader that reads a preset or a file once, and anew where the file has changed since.
+
+    Parameters
+    ----------
+    kind : str
+        As for `locate`.
+    load : callable
+        Reads what a name or a path stands for.
+
+    Returns
+    -------
+    callable
+    """
+
+    @lru_cache(maxsize=256)
+    def once(source: str | Path, _path: Path, _changed: tuple[int, int]) -> T:
+        return load(source)
+
+    def loaded(source: str | Path) -> T:
+        path = locate(kind, source).resolve()
+        now = path.stat()
+        return once(source, path, (now.st_mtime_ns, now.st_size))
+
+    return loaded
 
 
 def _shipped(kind: str, path: Path) -> Path | None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ap_search.spec.hardware import with_network
 from ap_search.spec.hf import is_hf, read_hf
 from ap_search.spec.machine import Machine
 from ap_search.spec.model import load_model, read_model_file
-from ap_search.spec.presets import locate, preset_names
+from ap_search.spec.presets import locate, preset_names, remembered
 from ap_search.spec.published import read_published
 from ap_search.spec.reader import describe, read_document, read_text, validate
 from ap_search.spec.run import (
@@ -31,8 +30,8 @@ from ap_search.units import MIB, gbit_to_bytes_per_s, gib_to_bytes, tflops_to_fl
 
 MAX_RUNS_BYTES = 64 * MIB
 _LINES = (".jsonl", ".ndjson")
-_load_model = lru_cache(maxsize=256)(load_model)
-_load_cluster = lru_cache(maxsize=64)(load_cluster)
+_load_model = remembered("models", load_model)
+_load_cluster = remembered("clusters", load_cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

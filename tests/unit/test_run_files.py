@@ -153,3 +153,14 @@ def test_a_log_without_the_lines_that_matter(tmp_path):
     file.write_text("nothing of interest\n", encoding="utf-8")
     with pytest.raises(SpecError, match="no line of an iteration"):
         read_megatron_log(file)
+
+
+def test_a_log_with_figures_that_are_none(tmp_path):
+    """Lines that are cut, or say 0, are left out; a rank that the run does not have is a fault."""
+    file = tmp_path / "train.log"
+    cut = LOG.replace("max allocated: ", "max allocated: .", 1).replace("(ms): ", "(ms): 0.0 was ", 1)
+    file.write_text(cut + " iteration 9/ 9 | elapsed time per iteration (ms): 9.1.2 |\n", encoding="utf-8")
+    log = read_megatron_log(file)
+    assert (log.intervals, len(log.allocated_bytes)) == (2, 1)
+    with pytest.raises(SpecError, match="names rank 9"):
+        log_memory(log, devices=8, pp=4)

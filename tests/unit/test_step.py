@@ -117,6 +117,18 @@ def test_the_stage_that_paces_is_chosen_after_hiding() -> None:
         assert sum(astuple(answer.time)) == pytest.approx(answer.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("text", ["ep=8", "pp=2,ep=4", "ep=8,sharding=zero3,recompute=full"], ids=str)
+def test_adding_gradients_of_a_second_copy_is_part_of_the_step(text: str) -> None:
+    """Trainers that keep 16-bit gradients beside the main ones add them once per micro-batch: the parts hold it."""
+    plain, added = (
+        context(small_model(), 8, software=software, machine=MACHINE, global_batch=128)
+        for software in (PLAIN, replace(PLAIN, gradient_copy_bytes=2))
+    )
+    before, after = price(plain, text), price(added, text)
+    assert after.step_time_s > before.step_time_s
+    assert sum(astuple(after.time)) == pytest.approx(after.step_time_s, rel=1e-9)
+
+
 def test_imbalance_is_what_the_busiest_rank_takes_longer() -> None:
     """1.5 times the mean: the other parts stay those of balanced load."""
     even, skewed = moe_block("ep=8"), moe_block("ep=8", ratio=1.5)

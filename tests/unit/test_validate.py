@@ -241,6 +241,16 @@ def test_software_is_the_runs_own_or_recognised_or_the_default(write):
     assert [software_for(run, forced) for run in runs] == [forced] * 4
 
 
+def test_a_profile_that_was_written_anew_is_read_anew(write, tmp_path):
+    """In one session of Python: calibrate, write, validate, and again."""
+    runs, profile = write({"measured": {"step_time_s": 4.0}}), tmp_path / "mine.yaml"
+    seconds = []
+    for ratio in (0.9, 0.45):
+        profile.write_text(f"name: mine\ncompute_efficiency_ratio: {ratio}\n", encoding="utf-8")
+        seconds.append(only(validate([runs], software=profile)).predicted_step_time_s)
+    assert seconds[1] > 1.5 * seconds[0]
+
+
 def test_switches_change_only_what_they_say():
     base = load_software("default")
     assert switched(base, Switches()) == base
