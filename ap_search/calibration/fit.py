@@ -144,13 +144,14 @@ def _reweighted(
 ) -> tuple[FloatArray, FloatArray]:
     """Gauss-Newton with reweighting, from some gains on.
 
-    In the first turns a common offset makes no outliers, and the level is free of its pull towards the shipped one.
+    In the first turns, and where rows are few, a common offset makes no outliers; in the first turns the level is free
+    of its pull towards the shipped one.
     """
-    weights = problem.weights
+    weights, few = problem.weights, len(problem.weights) < _ENOUGH_ROWS
     for turn in range(_TURNS):
         residuals = problem.residuals(gains)
         start = centred and turn < _CENTRED_TURNS
-        offset = np.median(residuals) if start else 0.0
+        offset = np.median(residuals) if start or few else 0.0
         weights = problem.weights / (1.0 + ((residuals - offset) / (_CAUCHY * scatter)) ** 2)
         slopes, prior = problem.surrogate.shares(gains)[:, kept], np.diag(problem.pull(gains, kept, heavy=not start))
         pull = (slopes * (weights / scatter**2)[:, None]).T
@@ -165,9 +166,10 @@ def _reweighted(
 
 
 def _scatter(residuals: FloatArray, *, centred: bool) -> float:
-    """Robust standard deviation of residuals."""
-    rest = residuals - np.median(residuals) if centred else residuals
-    least = _LEAST_SCATTER if len(residuals) >= _ENOUGH_ROWS else _USUAL_SCATTER
+    """Robust standard deviation of residuals; what few rows have in common is their level, and no scatter."""
+    few = len(residuals) < _ENOUGH_ROWS
+    rest = residuals - np.median(residuals) if centred or few else residuals
+    least = _USUAL_SCATTER if few else _LEAST_SCATTER
     return max(least, _MAD_TO_SIGMA * float(np.median(np.abs(rest))))
 
 

@@ -149,6 +149,7 @@ CONSTANTS: tuple[Constant, ...] = (
         keys=("host_per_layer_us",),
         effect=Effect.TIME,
         spread_ratio=1.0,
+        level=True,
     ),
     Constant(
         name="host_per_moe_layer",
@@ -156,6 +157,7 @@ CONSTANTS: tuple[Constant, ...] = (
         keys=("host_per_moe_layer_us",),
         effect=Effect.TIME,
         spread_ratio=1.0,
+        level=True,
         moe_only=True,
     ),
     Constant(

@@ -23,7 +23,9 @@ class MeasuredFile(_Edge):
     step_time_s: Positive | None = Field(default=None, description="Seconds of one training step, the median of many.")
     tokens_per_s_per_device: Positive | None = Field(default=None, description="Tokens per second and device.")
     tflops_per_device: Positive | None = Field(default=None, description="TFLOP/s of a device, counted by flops_rule.")
-    mfu_ratio: Positive | None = Field(default=None, description="Share of the bf16 peak, counted by flops_rule.")
+    mfu_ratio: Positive | None = Field(
+        default=None, le=1.0, description="Share of the bf16 peak, counted by flops_rule."
+    )
     flops_rule: FlopsRule = Field(
         default=FlopsRule.CAUSAL_HALVED,
         description="What TFLOP/s and MFU count: causal-halved (Megatron-LM since 2025), full-attention, hardware.",

@@ -62,6 +62,22 @@ def test_from_one_log_to_the_level(rows, tmp_path, capsys):
     assert plan["step_time_band_s"] is None  # the band of the shipped profile does not hold for another
 
 
+@pytest.mark.parametrize("slower", [1.5, 2.0])
+def test_one_log_of_experts_sets_the_level(slower, tmp_path, capsys):
+    """Far slower than the model says: the log still counts, whether kernels or the host pace the step."""
+    facts = ["--model", "qwen3-30b-a3b", "--devices", "64", "--plan", "pp=4,ep=8", "--global-batch", "512"]
+    assert main(["estimate", *facts, "--json", "-"]) == 0
+    seconds = json.loads(capsys.readouterr().out)["plans"][0]["step_time_s"] * slower
+    log, out = tmp_path / "train.log", str(tmp_path / "software.yaml")
+    lines = (LOG_LINE.format(n=n, ms=f"{seconds * 1000:.1f}").replace("   64", "  512") for n in range(1, 6))
+    log.write_text("".join(lines), encoding="utf-8")
+    assert main(["calibrate", "--megatron-log", str(log), *facts, "--software-out", out]) == 0
+    assert "only the level was set" in capsys.readouterr().out
+    assert main(["estimate", *facts, "--software", out, "--json", "-"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["step_time_s"] == pytest.approx(seconds, rel=0.1)
+
+
 def test_nothing_is_written_where_nothing_is_adopted(rows, tmp_path, capsys):
     contradicting = [scaled(row, 1.4 if row["group"] == "llama-4k" else 0.9) for row in rows]
     out = tmp_path / "software.yaml"
