@@ -6,7 +6,7 @@ import pytest
 
 from ap_search.fidelity.expectation import expectation
 from ap_search.spec.cluster import load_cluster
-from ap_search.spec.software import load_software
+from ap_search.spec.profiles import load_software
 
 
 def test_a_preset_has_the_band_of_its_runs() -> None:
