@@ -1,7 +1,7 @@
 """Reading files of recorded runs: our own form in YAML, JSON or JSONL, and the form of published runs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,19 @@ def _own_run(file: RunFile, place: _Place) -> Run:
             loss_chunks=file.loss_chunks,
         ),
         measured=_measured(file),
-        assumed=file.assumed,
+        assumed=(*file.assumed, *_left_to_defaults(file, moe=model.moe is not None)),
     )
+
+
+def _left_to_defaults(file: RunFile, *, moe: bool) -> Iterator[str]:
+    """One line for what a run does not state and a default stands for; `unknown` keys are tried, not assumed."""
+    for name in ("cluster", "precision"):
+        if name not in file.model_fields_set:
+            yield f"{name}: not stated, {getattr(file, name)}"
+    knobs = ("mbs", "sharding", "recompute", *(("dispatcher",) if moe else ()))
+    silent = [knob for knob in knobs if f"{knob}=" not in file.plan and knob not in file.unknown]
+    if silent and "=" in file.plan:  # A plan's name has them all.
+        yield f"plan: {', '.join(silent)} not stated, the defaults of a plan"
 
 
 def _machine(file: RunFile, place: _Place) -> Machine:

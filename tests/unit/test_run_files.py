@@ -41,7 +41,18 @@ def test_our_own_form(tmp_path):
     assert run.measured.memory[1].kind is MemoryKind.RESERVED
     assert (run.switches.ep_overlap, run.switches.cuda_graphs) == (True, CudaGraphs.FULL)
     assert run.label.moe
-    assert run.assumed == ("load: balanced",)
+    stated, *rest = run.assumed
+    assert stated == "load: balanced"
+    assert rest == [
+        "precision: not stated, bf16",
+        "plan: mbs, sharding, recompute, dispatcher not stated, the defaults of a plan",
+    ]
+
+
+def test_nothing_is_assumed_of_a_run_that_states_all(tmp_path):
+    whole = {"cluster": "h100-sxm", "precision": "bf16", "unknown": ["recompute"]}
+    (run,) = own(tmp_path, **whole, plan="ep=4,mbs=1,sharding=zero1,dispatcher=alltoall")
+    assert run.assumed == ()
 
 
 def test_models_of_the_file_and_beside_it(tmp_path):
