@@ -126,6 +126,8 @@ class RunFile(_Edge):
     def _check(self) -> "RunFile":
         if self.unknown and "=" not in self.plan:
             raise ValueError("unknown names keys of a plan that is written axis=value,...")
+        if self.oom and self.failed:
+            raise ValueError("a run has oom: true or failed: true, not both")
         return self
 
     @field_validator("memory", mode="before")

@@ -55,6 +55,18 @@ def test_nothing_is_assumed_of_a_run_that_states_all(tmp_path):
     assert run.assumed == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"oom": True, "failed": True}, "not both"),
+        ({"measured": {"mfu_ratio": 38}}, "mfu_ratio"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path, changes, fault):
+    with pytest.raises(SpecError, match=fault):
+        own(tmp_path, **changes)
+
+
 def test_models_of_the_file_and_beside_it(tmp_path):
     content = {
         "hidden_size": 64,
