@@ -176,8 +176,10 @@ def _block_kind(model: Model, block: str) -> str:
 def _saved_checks(model: Model, pairs: Sequence[tuple[RankFigures, RankFigures]]) -> list[Check]:
     """Compare what blocks save for backward, one check for each kind of block."""
     found: dict[str, list[tuple[int, int, str]]] = {}
+    ran = {block for _, right in pairs for block in right.saved}
     for left, right in pairs:
-        for block in dict.fromkeys((*right.saved, *left.saved)):
+        # Predicted are the blocks of all stages; one that ran on no rank at all is missed on each.
+        for block in (*right.saved, *(block for block in left.saved if block not in ran)):
             sides = zip_longest(left.saved.get(block, ()), right.saved.get(block, ()), fillvalue=0)
             for index, (wanted, size) in enumerate(sides):
                 where = f"rank {right.rank}, {block}, forward {index}"

@@ -89,7 +89,7 @@ def _check_memory(job: VerifyJob, ranks: int) -> None:
     needed, there = copy_bytes * (2 * job.steps * ranks + 4), memory_bytes()
     if needed > there:
         reason = (
-            f"{params_total(job.context.model) / 1e9:.3g} B parameters need at least {needed / GIB:.3g} GiB on this "
+            f"{params_total(job.context.model):,} parameters need at least {needed / GIB:.3g} GiB on this "
             f"machine, for {ranks} ranks and {job.steps} steps"
         )
         raise SpecError(
