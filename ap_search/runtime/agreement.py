@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from ap_search.result.verification import Check
 from ap_search.runtime.prediction import KINDS, ROLES, RankFigures
@@ -178,12 +177,16 @@ def _saved_checks(model: Model, pairs: Sequence[tuple[RankFigures, RankFigures]]
     found: dict[str, list[tuple[int, int, str]]] = {}
     ran = {block for _, right in pairs for block in right.saved}
     for left, right in pairs:
-        # Predicted are the blocks of all stages; one that ran on no rank at all is missed on each.
-        for block in (*right.saved, *(block for block in left.saved if block not in ran)):
-            sides = zip_longest(left.saved.get(block, ()), right.saved.get(block, ()), fillvalue=0)
-            for index, (wanted, size) in enumerate(sides):
+        for block, sizes in right.saved.items():
+            wanted = left.saved.get(block, ())
+            for index, size in enumerate(sizes):
                 where = f"rank {right.rank}, {block}, forward {index}"
-                found.setdefault(_block_kind(model, block), []).append((wanted, size, where))
+                entry = (wanted[index] if index < len(wanted) else 0, size, where)
+                found.setdefault(_block_kind(model, block), []).append(entry)
+        # Predicted are the blocks of all stages; one that ran on no rank at all is missed.
+        for block in sorted(left.saved.keys() - ran):
+            entry = (sum(left.saved[block]), 0, f"rank {right.rank}, {block}, on no rank")
+            found.setdefault(_block_kind(model, block), []).append(entry)
     checks = []
     for kind in sorted(found):
         expected, actual, where = max(found[kind], key=lambda entry: (abs(entry[0] - entry[1]), entry[0]))
