@@ -269,13 +269,11 @@ def _result(
     constants = _constants(trial, found, chosen)
     origin = f"calibrated on {len(usable.rows)} runs of {', '.join(files)}{f', {date}' if date else ''}"
     reserve = measured_reserve(usable)
-    singular = np.linalg.svd(scaled_shares(trial.problem, found)[:, trial.full], compute_uv=False)
-    bands = left_out_bands(usable, judged.seconds[chosen]) if judged and chosen != "none" else {}
-    texts = {
-        home: _text(trial, found, home, origin=origin, reserve=reserve, bands=bands)
-        for home in Home
-        if chosen != "none"
-    }
+    singular = _singular_values(trial, found)
+    texts: dict[Home, str] = {}
+    if chosen != "none":
+        bands = left_out_bands(usable, judged.seconds[chosen]) if judged else {}
+        texts = {home: _text(trial, found, home, origin=origin, reserve=reserve, bands=bands) for home in Home}
     return CalibrationResult(
         files=files,
         clusters=tuple(sorted(set(prices.cluster_of))),
@@ -298,6 +296,11 @@ def _result(
         cluster_text=texts.get(Home.CLUSTER, ""),
         software_text=texts.get(Home.SOFTWARE, ""),
     )
+
+
+def _singular_values(trial: Trial, found: Fit) -> FloatArray:
+    """How strongly the runs see each combination of the constants that may move, largest first."""
+    return np.asarray(np.linalg.svd(scaled_shares(trial.problem, found)[:, trial.full], compute_uv=False))
 
 
 def _text(trial: Trial, found: Fit, home: Home, *, origin: str, reserve: Reserve, bands: Mapping[str, Band]) -> str:
